@@ -1,0 +1,77 @@
+"""What the build of the book must find out for itself: is the cache still good, and who hosts the pages?
+
+Jupyter Book keys its execution cache on the notebook alone, so an edit in `initlib` would leave old figures on the
+page. Here the cache folder is named after everything else a notebook's output depends on. A new name means an empty
+cache, and because the name is part of Sphinx's configuration, every page is read again too.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+
+CACHE_PREFIX = ".jupyter_cache-"
+PINS = ("requirements.txt", "pyproject.toml")
+SETTINGS = ("INITLIB_SEED", "INITLIB_DEVICE", "INITLIB_DATA")
+
+
+def fingerprint(root, environ=os.environ):
+    """Hash of what a notebook's output depends on besides the notebook: package, pins, settings, Python version."""
+    root = Path(root)
+    digest = hashlib.sha256()
+    package = (path for path in (root / "initlib").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    for path in sorted([*package, *(root / name for name in PINS)]):
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "missing"
+        digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    for name in SETTINGS:
+        digest.update(f"{name}={environ.get(name)!r}\n".encode())
+    digest.update(f"python {sys.version_info[:2]}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def choose_cache(app, config):
+    """Point myst-nb to the cache folder of this fingerprint and remove the folders of earlier ones."""
+    build = Path(app.outdir).parent
+    current = build / (CACHE_PREFIX + fingerprint(app.srcdir))
+    for old in build.glob(CACHE_PREFIX + "*"):
+        if old != current:
+            logger.info("initlib, the pins or the settings changed: every notebook runs again")
+            shutil.rmtree(old)
+    config.nb_execution_cache_path = str(current)
+
+
+def repository_options(environ=os.environ):
+    """Theme options for the buttons that lead to the repository; none when nobody said where it is hosted.
+
+    Binder installs the whole environment from the repository. Colab would open the notebook without `initlib`, so
+    there is no Colab button.
+    """
+    url = environ.get("BOOK_REPOSITORY_URL", "").rstrip("/")
+    if not url:
+        return {}
+    return {
+        "repository_url": url,
+        "repository_branch": environ.get("BOOK_REPOSITORY_BRANCH") or "main",
+        "path_to_docs": "",
+        "use_repository_button": True,
+        "use_edit_page_button": True,
+        "use_issues_button": True,
+        "launch_buttons": {"binderhub_url": "https://mybinder.org", "notebook_interface": "jupyterlab"},
+    }
+
+
+def add_repository(app, config):
+    """Add the repository buttons when the address is known."""
+    config.html_theme_options.update(repository_options())
+
+
+def setup(app):
+    """Called by Sphinx; see `local_extensions` in _config.yml."""
+    app.connect("config-inited", choose_cache)
+    app.connect("config-inited", add_repository)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
