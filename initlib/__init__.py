@@ -1,0 +1,44 @@
+"""Initialisation of neural-network weights from the second moment: predicted, measured, checked.
+
+The rooms, lower ones first; none imports a higher one:
+
+- :mod:`initlib.runtime`: device, size and seeds of an experiment
+- :mod:`initlib.fans`: connections of a layer, and their averages
+- :mod:`initlib.schemes`: variance = gain² / average fan, and the distributions
+- :mod:`initlib.model`: a scheme over a whole model
+- :mod:`initlib.checks`: predicted against measured, with the standard error
+- :mod:`initlib.signal`: moments of many random networks, forward and backward
+- :mod:`initlib.figures`: the look of the figures
+"""
+
+from initlib import figures, schemes
+from initlib.checks import check, check_close, check_exact, check_less, mean_and_se
+from initlib.fans import Fans, average, fans
+from initlib.model import initialize
+from initlib.runtime import device, generator, rng, seed, sized
+from initlib.schemes import Scheme, constant
+from initlib.signal import propagate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Fans",
+    "Scheme",
+    "average",
+    "check",
+    "check_close",
+    "check_exact",
+    "check_less",
+    "constant",
+    "device",
+    "fans",
+    "figures",
+    "generator",
+    "initialize",
+    "mean_and_se",
+    "propagate",
+    "rng",
+    "schemes",
+    "seed",
+    "sized",
+]

@@ -1,0 +1,120 @@
+"""Where an experiment runs, how large it is, and which random numbers it draws.
+
+Two environment variables govern every experiment of the book:
+
+``INITLIB_DEVICE``
+    ``cpu``, ``cuda``, ``cuda:1``, ``mps`` ... overrides the choice made by :func:`device`.
+``INITLIB_SEED``
+    An integer (0 if unset) that shifts every seed of the book at once.
+"""
+
+import os
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+
+
+def device() -> torch.device:
+    """The device that experiments run on: CUDA if there is one, else MPS, else the CPU.
+
+    ``INITLIB_DEVICE`` overrides the choice.
+
+    Raises
+    ------
+    ValueError
+        If ``INITLIB_DEVICE`` does not name a device that this machine has.
+
+    Notes
+    -----
+    Introduced in chapter 03.
+    """
+    wanted = os.environ.get("INITLIB_DEVICE", "").strip()
+    if wanted:
+        try:
+            chosen = torch.device(wanted)
+            torch.empty(1, device=chosen).add_(1).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(
+                f"INITLIB_DEVICE={wanted!r} is not a device of this machine; "
+                "use cpu, cuda, cuda:<index> or mps, or leave it unset"
+            ) from error
+        return chosen
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def sized(cpu: T, gpu: T) -> T:
+    """The size of an experiment: ``cpu`` on a CPU, ``gpu`` on an accelerator.
+
+    Every experiment of the book names both, so that the same cell runs on a laptop within
+    seconds and at full size on a GPU. The checks take their tolerance from the run itself and
+    hold for either.
+
+    Notes
+    -----
+    Introduced in chapter 03.
+    """
+    return cpu if device().type == "cpu" else gpu
+
+
+def seed(n: int = 0) -> int:
+    """A 63-bit seed made of ``n`` and ``INITLIB_SEED``.
+
+    Different pairs (``n``, ``INITLIB_SEED``) give unrelated seeds: adding the two numbers would
+    make experiment 1 under shift 0 the same as experiment 0 under shift 1.
+
+    Parameters
+    ----------
+    n : int
+        Number of the experiment, not negative. Experiments that must be independent of each
+        other need different numbers.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``n`` is not an integer, or negative, or if ``INITLIB_SEED`` is not an integer.
+
+    Notes
+    -----
+    Introduced in chapter 01.
+    """
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"n must be an integer, got {n!r}")
+    if n < 0:
+        raise ValueError(f"n must not be negative, got {n}")
+    text = os.environ.get("INITLIB_SEED", "").strip() or "0"
+    try:
+        shift = int(text)
+    except ValueError:
+        raise ValueError(f"INITLIB_SEED must be an integer, got {text!r}") from None
+    entropy = [int(n), abs(shift), int(shift < 0)]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def generator(n: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+    """A ``torch.Generator`` on ``device``, seeded with :func:`seed` ``(n)``.
+
+    The global random state is not touched. The same seed gives other numbers on another kind
+    of device: torch's CPU and CUDA generators are different algorithms.
+
+    Notes
+    -----
+    Introduced in chapter 01.
+    """
+    return torch.Generator(device=device).manual_seed(seed(n))
+
+
+def rng(n: int = 0) -> np.random.Generator:
+    """A NumPy generator seeded with :func:`seed` ``(n)``, for what is done by hand in NumPy.
+
+    Notes
+    -----
+    Introduced in chapter 01.
+    """
+    return np.random.default_rng(seed(n))

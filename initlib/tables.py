@@ -1,0 +1,32 @@
+"""A small table that prints in a terminal and renders in a notebook."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headers; numbers keep four significant digits.
+
+    Attributes
+    ----------
+    headers : sequence of str
+    rows : sequence of sequences
+        One inner sequence a row, as long as ``headers``.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    def _render(self, style: str) -> str:
+        return tabulate(self.rows, headers=self.headers, tablefmt=style, floatfmt=".4g")
+
+    def __str__(self) -> str:
+        return self._render("simple")
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self._render("html")
