@@ -37,10 +37,11 @@ def initialize(
     """Initialise the linear layers and convolutions of a model in place; biases become zero.
 
     Every parameter is set at most once: a weight that layers share takes the scheme of one that
-    ``overrides`` names, else the fans of the first linear layer or convolution that uses it. Left as they are, with the reason in the report:
-    embeddings (they look up, they do not sum), normalisation layers, recurrent and attention
-    layers with packed weights, weights that are computed from others (weight norm and other
-    parametrisations), and whatever else is not a layer that :func:`initlib.fans.fans` knows.
+    ``overrides`` names, else the fans of the first linear layer or convolution that uses it.
+    Left as they are, with the reason in the report: embeddings (they look up, they do not sum),
+    normalisation layers, recurrent and attention layers with packed weights, weights that are
+    computed from others (weight norm and other parametrisations), and whatever else is not a
+    layer that :func:`initlib.fans.fans` knows.
     ``torch_default`` draws the biases as torch does.
 
     Parameters

@@ -419,8 +419,8 @@ _FORMULAS = {
     "fan_out": "{g} / n",
     "arithmetic": "{two_g} / (m + n)",
     "geometric": "{g} / √(mn)",
-    "contraharmonic": "{g} (m + n) / (m² + n²)",
-    "harmonic": "{g} (m + n) / (2mn)",
+    "contraharmonic": "{g} · (m + n) / (m² + n²)",
+    "harmonic": "{g} · (m + n) / (2mn)",
 }
 
 

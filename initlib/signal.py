@@ -11,6 +11,7 @@ Nothing is trained: this is the network as it was initialised.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -160,7 +161,7 @@ def propagate(
     device = runtime.device()
     generator = runtime.generator(seed, device)
     size = torch.empty(0, dtype=dtype).element_size()
-    bytes_per_network = size * sum(m * n for m, n in zip(widths, widths[1:], strict=False))
+    bytes_per_network = size * sum(m * n for m, n in pairwise(widths))
     chunk = max(1, min(networks, CHUNK_BYTES // bytes_per_network))
     parts = []
     for start in range(0, networks, chunk):
@@ -183,7 +184,7 @@ def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator
     weights, pullbacks, incoming = [], [], [_square(x)]
     forward = [_sample_moments(x)]
     observed = {name: [] for name in observe}
-    for layer, (m, n) in enumerate(zip(widths, widths[1:], strict=False)):
+    for layer, (m, n) in enumerate(pairwise(widths)):
         w = torch.empty(count, n, m, dtype=x.dtype, device=x.device)
         layer_schemes[layer].fill_(w, Fans(m, n), generator=generator)
         u = x @ w.mT
