@@ -173,9 +173,8 @@ def propagate(
             x = inputs.detach().to(device, dtype)
             x = x.expand(count, *x.shape) if x.ndim == 2 else x[start : start + count]
         parts.append(_explicit(x, widths, layer_schemes, activation, bias_std, dict(observe or {}), generator))
-    merged = {name: torch.cat([p[name] for p in parts]).cpu().numpy() for name in parts[0]}
-    standard = {f.name: merged.pop(f.name) for f in fields(Moments)}
-    return Trace(**standard, observed=merged)
+    moments, observed = (_merge(column) for column in zip(*parts, strict=True))
+    return Trace(**moments, observed=observed)
 
 
 def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator):
@@ -210,14 +209,18 @@ def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator
     backward.append(_square(gradient).mean(1))
 
     q, mean_squared, variance = (torch.stack(column, 1) for column in zip(*forward, strict=True))
-    return {
+    moments = {
         "forward": q,
         "mean_squared": mean_squared,
         "variance": variance,
         "backward": torch.stack(backward[::-1], 1),
         "weight_gradient": torch.stack(weight_gradient[::-1], 1),
-        **{name: torch.stack(values, 1) for name, values in observed.items()},
     }
+    return moments, {name: torch.stack(values, 1) for name, values in observed.items()}
+
+
+def _merge(chunks: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
+    return {name: torch.cat([chunk[name] for chunk in chunks]).cpu().numpy() for name in chunks[0]}
 
 
 def _activate(activation, u):
@@ -233,15 +236,19 @@ def _activate(activation, u):
     return x, lambda gradient: pullback(gradient)[0]
 
 
+def _double(x: Tensor) -> Tensor:
+    """In double precision, which Apple's GPUs lack."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
 def _square(x: Tensor) -> Tensor:
-    """Second moment over units, in double precision: (networks, samples)."""
-    return x.double().square().mean(-1)
+    """Second moment over units: (networks, samples)."""
+    return _double(x).square().mean(-1)
 
 
 def _sample_moments(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Second moment, squared sample mean and sample variance, averaged over units."""
-    u = u.double()
-    variance, mean = torch.var_mean(u, dim=1, correction=0)
+    variance, mean = torch.var_mean(_double(u), dim=1, correction=0)
     mean_squared, variance = mean.square().mean(-1), variance.mean(-1)
     return mean_squared + variance, mean_squared, variance
 
