@@ -44,7 +44,9 @@ def store(notebook, folder):
     """Run the notebook in its folder; the outputs end up in the cells."""
     from nbclient import NotebookClient
 
-    NotebookClient(notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(folder)}}
+    ).execute()
     return notebook
 
 

@@ -1,0 +1,85 @@
+"""The local Sphinx extension: when must the notebooks run again, and who hosts the book?"""
+
+from types import SimpleNamespace
+
+import book_build
+import pytest
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A small book: a package with a module and a data file, and the pins."""
+    (tmp_path / "initlib" / "data").mkdir(parents=True)
+    (tmp_path / "initlib" / "fans.py").write_text("GAIN = 2\n")
+    (tmp_path / "initlib" / "data" / "table.csv").write_text("1,2\n")
+    (tmp_path / "requirements.txt").write_text("torch==2.13.0\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    return tmp_path
+
+
+def fingerprint(root, **environ):
+    return book_build.fingerprint(root, environ)
+
+
+@pytest.mark.parametrize(
+    "path", ["initlib/fans.py", "initlib/data/table.csv", "initlib/new.py", "requirements.txt", "pyproject.toml"]
+)
+def test_an_edit_changes_the_fingerprint(root, path):
+    before = fingerprint(root)
+    (root / path).write_text("something else\n")
+    assert fingerprint(root) != before
+
+
+def test_moving_code_between_files_changes_the_fingerprint(root):
+    before = fingerprint(root)
+    (root / "initlib" / "fans.py").rename(root / "initlib" / "zebra.py")
+    assert fingerprint(root) != before
+
+
+@pytest.mark.parametrize("name", ["INITLIB_SEED", "INITLIB_DEVICE", "INITLIB_DATA"])
+def test_a_setting_changes_the_fingerprint(root, name):
+    assert len({fingerprint(root), fingerprint(root, **{name: "1"}), fingerprint(root, **{name: "2"})}) == 3
+
+
+def test_nothing_else_changes_the_fingerprint(root):
+    before = fingerprint(root)
+    (root / "initlib" / "__pycache__").mkdir()
+    (root / "initlib" / "__pycache__" / "fans.cpython-311.pyc").write_bytes(b"x")
+    (root / "README.md").write_text("x")
+    assert fingerprint(root, HOME="elsewhere") == before
+
+
+def test_the_cache_is_named_after_the_fingerprint_and_old_ones_go(root, monkeypatch):
+    monkeypatch.delenv("INITLIB_SEED", raising=False)
+    build = root / "_build"
+    app, config = SimpleNamespace(outdir=build / "html", srcdir=root), SimpleNamespace()
+
+    def cache():
+        book_build.choose_cache(app, config)
+        return config.nb_execution_cache_path
+
+    first = cache()
+    assert (build / first).parent == build
+    (build / first).mkdir(parents=True)
+    (build / "html").mkdir()
+    assert cache() == first
+    assert (build / first).exists()
+    (root / "initlib" / "fans.py").write_text("GAIN = 3\n")
+    assert cache() != first
+    assert not (build / first).exists()
+    assert (build / "html").exists()
+
+
+def test_without_an_address_there_are_no_buttons():
+    assert book_build.repository_options({}) == {}
+    assert book_build.repository_options({"BOOK_REPOSITORY_URL": ""}) == {}
+
+
+def test_the_address_fills_the_buttons():
+    options = book_build.repository_options({"BOOK_REPOSITORY_URL": "https://example.org/me/book/"})
+    assert options["repository_url"] == "https://example.org/me/book"
+    assert options["repository_branch"] == "main"
+    assert options["use_edit_page_button"]
+    assert "colab_url" not in options["launch_buttons"]
+    other = book_build.repository_options({"BOOK_REPOSITORY_URL": "https://x", "BOOK_REPOSITORY_BRANCH": "dev"})
+    assert other["repository_branch"] == "dev"
