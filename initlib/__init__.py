@@ -3,6 +3,7 @@
 The rooms, lower ones first; none imports a higher one:
 
 - :mod:`initlib.runtime`: device, size and seeds of an experiment
+- :mod:`initlib.tables`: tables that print and render
 - :mod:`initlib.fans`: connections of a layer, and their averages
 - :mod:`initlib.schemes`: variance = gain² / average fan, and the distributions
 - :mod:`initlib.model`: a scheme over a whole model

@@ -69,7 +69,10 @@ class Check:
 def as_array(values: ArrayLike | torch.Tensor) -> np.ndarray:
     """Numbers, or a tensor on any device, as a float64 array."""
     if isinstance(values, torch.Tensor):
-        values = values.detach().double().cpu().numpy()
+        values = values.detach().cpu()  # first: not every device has double precision
+        values = (values if values.is_complex() else values.double()).numpy()
+    if np.iscomplexobj(values):
+        raise TypeError("values must be real, got complex numbers")
     return np.asarray(values, dtype=float)
 
 
@@ -93,7 +96,8 @@ def mean_and_se(replicates: ArrayLike | torch.Tensor) -> tuple[np.ndarray, np.nd
     values = as_array(replicates)
     if values.ndim == 0 or len(values) < 2 or values.size == 0:
         raise ValueError(f"replicates must hold at least two along the first axis, got shape {values.shape}")
-    return values.mean(0), values.std(0, ddof=1) / math.sqrt(len(values))
+    with np.errstate(invalid="ignore"):  # infinite replicates have no standard error
+        return values.mean(0), values.std(0, ddof=1) / math.sqrt(len(values))
 
 
 def check(
@@ -128,8 +132,8 @@ def check(
         errors. If a value is not finite. If the check could not see an error as large as
         ``resolution``.
     ValueError
-        If shapes do not fit, there are fewer than two replicates, or replicates do not vary at
-        all (the same network drawn again and again, or a result that is not statistical).
+        If shapes do not fit, a margin is negative, there are fewer than two replicates, or
+        replicates do not vary at all (the same network drawn again and again, or a result that is not statistical).
 
     Notes
     -----
@@ -139,6 +143,8 @@ def check(
     target, margin = as_array(predicted), as_array(margin)
     if target.shape not in ((), mean.shape):
         raise ValueError(f"predicted must have shape {mean.shape}, got {target.shape}")
+    if margin.shape not in ((), mean.shape) or not np.all(margin >= 0):
+        raise ValueError(f"margin must have shape {mean.shape} and not be negative, got {margin}")
     target = np.broadcast_to(target, mean.shape)
     if not np.isfinite(mean).all():
         Check(label, f"{np.sum(~np.isfinite(mean))} of {mean.size} means not finite", False).settle()
@@ -186,8 +192,8 @@ def check_close(
     measured, predicted : array
         Of one shape, or ``predicted`` a number.
     rtol, atol : float
-        Passes where \\|measured - predicted\\| <= atol + rtol \\|predicted\\|; below one, and
-        ``rtol`` below 0.5.
+        Passes where \\|measured - predicted\\| <= atol + rtol \\|predicted\\|; ``rtol`` is below
+        0.5 and ``atol`` finite.
 
     Raises
     ------
@@ -208,10 +214,11 @@ def check_close(
     if value.size == 0:
         raise ValueError("measured is empty: there is nothing to check")
     target = np.broadcast_to(target, value.shape)
-    off = np.abs(value - target)
-    allowed = atol + rtol * np.abs(target)
-    passed = bool(np.isfinite(value).all() and np.all(off <= allowed))
-    worst = np.unravel_index(np.argmax(off - allowed), value.shape)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(value - target)
+        allowed = atol + rtol * np.abs(target)
+        worst = np.unravel_index(np.argmax(off - allowed), value.shape)
+    passed = bool(np.isfinite(value).all() and np.isfinite(target).all() and np.all(off <= allowed))
     numbers = f"{value[worst]:.8g}, predicted {target[worst]:.8g}, difference {off[worst]:.1g}"
     if value.size > 1:
         numbers += f" (worst of {value.size})"
@@ -236,18 +243,26 @@ def check_exact(
     -----
     Introduced in chapter 01.
     """
-    value, target = as_array(measured), as_array(expected)
+    value, target = _as_exact(measured), _as_exact(expected)
     if target.shape not in ((), value.shape):
         raise ValueError(f"expected must have shape {value.shape}, got {target.shape}")
     if value.size == 0:
         raise ValueError("measured is empty: there is nothing to check")
     different = int(np.sum(value != target))
     if different == 0:
-        what = f"{value:g}" if value.ndim == 0 else f"all {value.size} entries as expected"
-        numbers = f"exactly {what}" if value.ndim == 0 else what
+        numbers = f"exactly {value.item()}" if value.ndim == 0 else f"all {value.size} entries as expected"
     else:
         numbers = f"{different} of {value.size} entries differ from what was expected"
     Check(label, numbers, different == 0).settle()
+
+
+def _as_exact(values: ArrayLike | torch.Tensor) -> np.ndarray:
+    """As :func:`as_array`, but integers stay integers: a double cannot hold all of them."""
+    integers = values.detach().cpu() if isinstance(values, torch.Tensor) else values
+    if isinstance(integers, torch.Tensor) and integers.is_floating_point():
+        return as_array(values)
+    integers = np.asarray(integers)
+    return integers if integers.dtype.kind in "iub" else as_array(values)
 
 
 def check_less(
@@ -280,7 +295,8 @@ def check_less(
     low, high = as_array(smaller), as_array(larger)
     if high.shape not in ((), low.shape):
         raise ValueError(f"larger must have shape {low.shape}, got {high.shape}")
-    mean, se = mean_and_se(low - high)
+    with np.errstate(invalid="ignore"):
+        mean, se = mean_and_se(low - high)
     needed = float(stats.t.isf(1e-3, len(low) - 1))
     passed = bool(np.all(np.isfinite(mean)) and np.all(mean + needed * se < 0))
     worst = np.unravel_index(np.argmax(mean + needed * se), mean.shape)

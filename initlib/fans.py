@@ -120,8 +120,8 @@ def _fans_of_weight(weight: torch.Tensor, groups: int, stride: int | Sequence[in
             "biases and gains have no fans"
         )
     kernel = shape[2:]
-    strides = (stride,) * len(kernel) if isinstance(stride, int) else tuple(stride)
-    if len(strides) != len(kernel) or not all(isinstance(s, int) and s > 0 for s in strides):
+    strides = tuple(stride) if isinstance(stride, Sequence) else (stride,) * len(kernel)
+    if len(strides) != len(kernel) or not all(type(s) is int and s > 0 for s in strides):
         raise ValueError(f"stride must be a positive integer or {len(kernel)} of them, got {stride!r}")
     if not kernel and stride != 1:
         raise ValueError(f"stride must be 1 for a linear weight, got {stride!r}")

@@ -102,7 +102,7 @@ def measured(ax: Axes, x: ArrayLike, replicates: ArrayLike, label: str | None = 
     mean, se = mean_and_se(replicates)
     x = np.asarray(x)
     if mean.shape != x.shape:
-        raise ValueError(f"replicates must have shape (R, {len(x)}), got {np.shape(replicates)}")
+        raise ValueError(f"replicates must have shape {('R', *x.shape)}, got {('R', *mean.shape)}")
     style = {"marker": "o", "markersize": 5, "linestyle": "none", "capsize": 2.5, "zorder": 3}
     return ax.errorbar(x, mean, yerr=2 * se, label=label, **(style | points))
 

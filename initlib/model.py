@@ -13,7 +13,7 @@ from initlib.schemes import Initializer
 from initlib.tables import Table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report(Table):
     """What :func:`initialize` did, a row for each parameter of the model; prints as a table.
 
@@ -42,7 +42,8 @@ def initialize(
     normalisation layers, recurrent and attention layers with packed weights, weights that are
     computed from others (weight norm and other parametrisations), and whatever else is not a
     layer that :func:`initlib.fans.fans` knows.
-    ``torch_default`` draws the biases as torch does.
+    ``torch_default`` draws the biases as torch does. The padding row of an embedding that is
+    set, itself or through a layer that shares its weight, is zero.
 
     Parameters
     ----------
@@ -80,6 +81,10 @@ def initialize(
     done: dict[int, str] = {}
     for layer, chosen in plan:
         _fill_layer(layer, chosen, generator, done)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and id(module.weight) in done:
+            with torch.no_grad():
+                module.weight[module.padding_idx].zero_()
     rows = [
         (name, tuple(parameter.shape), done.get(id(parameter)) or _reason(name, reasons))
         for name, parameter in model.named_parameters()
@@ -101,13 +106,16 @@ def _plan(
         if reason:
             reasons[name] = reason
             continue
-        chosen = None if isinstance(module, nn.Embedding) else scheme
-        named = False
-        reasons[name] = "an embedding looks up: name it in overrides"
+        chosen, named = scheme, False
+        reasons[name] = "neither the weight nor the bias of its layer"
+        if isinstance(module, nn.Embedding):
+            chosen = None
+            reasons[name] = "an embedding looks up: name it in overrides"
         for pattern, other in chosen_by_pattern.items():
             if fnmatch.fnmatchcase(name, pattern):
                 chosen, named = other, True
-                reasons[name] = "as overrides says"
+                if other is None:
+                    reasons[name] = "as overrides says"
                 used.add(pattern)
         if chosen is not None:
             (plan if not named else first).append((module, chosen))
@@ -143,10 +151,7 @@ def _fill_layer(
         connections = scheme.connections(layer)
         scheme.fill_(layer.weight, connections, generator=generator)
         done[id(layer.weight)] = scheme.name
-        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-            with torch.no_grad():
-                layer.weight[layer.padding_idx].zero_()
-    bias = getattr(layer, "bias", None)
+    bias = layer._parameters.get("bias")
     if bias is not None and id(bias) not in done:
         done[id(bias)] = scheme.fill_bias_(layer, generator=generator)
 

@@ -36,7 +36,7 @@ def device() -> torch.device:
         try:
             chosen = torch.device(wanted)
             torch.empty(1, device=chosen).add_(1).item()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
+        except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
             raise ValueError(
                 f"INITLIB_DEVICE={wanted!r} is not a device of this machine; "
                 "use cpu, cuda, cuda:<index> or mps, or leave it unset"
@@ -72,13 +72,14 @@ def seed(n: int = 0) -> int:
     Parameters
     ----------
     n : int
-        Number of the experiment, not negative. Experiments that must be independent of each
-        other need different numbers.
+        Number of the experiment, from 0 to 2**32 - 1. Experiments that must be independent of
+        each other need different numbers.
 
     Raises
     ------
     TypeError, ValueError
-        If ``n`` is not an integer, or negative, or if ``INITLIB_SEED`` is not an integer.
+        If ``n`` or ``INITLIB_SEED`` is not an integer, if ``n`` is negative, or if either does
+        not fit in 32 bits.
 
     Notes
     -----
@@ -86,13 +87,15 @@ def seed(n: int = 0) -> int:
     """
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
         raise TypeError(f"n must be an integer, got {n!r}")
-    if n < 0:
-        raise ValueError(f"n must not be negative, got {n}")
+    if not 0 <= n < 2**32:
+        raise ValueError(f"n must not be negative and must be below 2**32, got {n}")
     text = os.environ.get("INITLIB_SEED", "").strip() or "0"
     try:
         shift = int(text)
     except ValueError:
         raise ValueError(f"INITLIB_SEED must be an integer, got {text!r}") from None
+    if abs(shift) >= 2**32:
+        raise ValueError(f"INITLIB_SEED must lie between -2**32 and 2**32, got {shift}")
     entropy = [int(n), abs(shift), int(shift < 0)]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 

@@ -153,8 +153,14 @@ def propagate(
         _check_count("samples", samples)
     if inputs is not None:
         _check_inputs(inputs, networks, widths[0])
+    if activation is not None and not callable(activation):
+        raise TypeError(f"activation must be a callable, got {activation!r}")
+    if observe is not None and not isinstance(observe, Mapping):
+        raise TypeError(f"observe must map names to callables, got {type(observe).__name__}")
     if not 0 <= bias_std < float("inf"):
-        raise ValueError(f"bias_std must not be negative, got {bias_std!r}")
+        raise ValueError(f"bias_std must be finite and not negative, got {bias_std!r}")
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type, got {dtype}")
 
@@ -177,6 +183,7 @@ def propagate(
     return Trace(**moments, observed=observed)
 
 
+@torch.no_grad()  # an activation's own parameters must not start a graph
 def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator):
     """Moments of one chunk of networks whose weight matrices are all drawn and kept."""
     count = len(x)
@@ -220,14 +227,16 @@ def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator
 
 
 def _merge(chunks: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
-    return {name: torch.cat([chunk[name] for chunk in chunks]).cpu().numpy() for name in chunks[0]}
+    whole = {name: torch.cat([chunk[name] for chunk in chunks]).cpu() for name in chunks[0]}
+    # NumPy has no bfloat16
+    return {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in whole.items()}
 
 
 def _activate(activation, u):
     """``activation(u)`` and the function that pulls a gradient back through it."""
     if activation is None:
         return u, lambda gradient: gradient
-    x, pullback = torch.func.vjp(activation, u)
+    x, pullback = torch.func.vjp(lambda v: activation(v.clone()), u)  # a copy: it may act in place
     if not isinstance(x, Tensor) or x.shape != u.shape:
         raise ValueError(
             f"activation must return a tensor of the shape it gets, {tuple(u.shape)}, "
@@ -268,7 +277,10 @@ def _check_count(name: str, value: int) -> None:
 
 
 def _check_widths(widths: Sequence[int]) -> list[int]:
-    widths = list(widths)
+    try:
+        widths = list(widths)
+    except TypeError:
+        raise TypeError(f"widths must be a sequence of integers, got {widths!r}") from None
     if len(widths) < 2:
         raise ValueError(f"widths must name at least an input and one layer, got {widths}")
     for width in widths:
@@ -277,7 +289,7 @@ def _check_widths(widths: Sequence[int]) -> list[int]:
 
 
 def _check_schemes(scheme, depth: int) -> list[Initializer]:
-    if isinstance(scheme, (str, Initializer)):
+    if isinstance(scheme, str) or not isinstance(scheme, Sequence):
         return [schemes.get(scheme)] * depth
     chosen = [schemes.get(each) for each in scheme]
     if len(chosen) != depth:
