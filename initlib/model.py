@@ -37,7 +37,8 @@ def initialize(
     """Initialise the linear layers and convolutions of a model in place; biases become zero.
 
     Every parameter is set at most once: a weight that layers share takes the scheme of one that
-    ``overrides`` names, else the fans of the first linear layer or convolution that uses it.
+    ``overrides`` names, is left if it names none but with ``None``, and else takes the fans of
+    the first linear layer or convolution that uses it.
     Left as they are, with the reason in the report: embeddings (they look up, they do not sum),
     normalisation layers, recurrent and attention layers with packed weights, weights that are
     computed from others (weight norm and other parametrisations), and whatever else is not a
@@ -75,18 +76,18 @@ def initialize(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    plan, reasons = _plan(model, schemes.get(scheme), overrides or {})
+    plan, kept, reasons = _plan(model, schemes.get(scheme), overrides or {})
     for layer, chosen in plan:
         chosen.check(layer.weight, chosen.connections(layer), generator)
     done: dict[int, str] = {}
     for layer, chosen in plan:
-        _fill_layer(layer, chosen, generator, done)
+        _fill_layer(layer, chosen, generator, done, kept)
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.padding_idx is not None and id(module.weight) in done:
             with torch.no_grad():
                 module.weight[module.padding_idx].zero_()
     rows = [
-        (name, tuple(parameter.shape), done.get(id(parameter)) or _reason(name, reasons))
+        (name, tuple(parameter.shape), done.get(id(parameter)) or _reason(name, parameter, kept, reasons))
         for name, parameter in model.named_parameters()
     ]
     names = {True: [], False: []}
@@ -97,10 +98,10 @@ def initialize(
 
 def _plan(
     model: nn.Module, scheme: Initializer, overrides: Mapping[str, str | Initializer | None]
-) -> tuple[list[tuple[nn.Module, Initializer]], dict[str, str]]:
-    """The layers to set with their schemes, those named in overrides first; why others are left."""
+) -> tuple[list[tuple[nn.Module, Initializer]], set[int], dict[str, str]]:
+    """The layers to set with their schemes, those named in overrides first; parameters to keep; why others are left."""
     chosen_by_pattern = {pattern: None if each is None else schemes.get(each) for pattern, each in overrides.items()}
-    first, plan, reasons, used = [], [], {}, set()
+    first, plan, kept, reasons, used = [], [], set(), {}, set()
     for name, module in model.named_modules():
         reason = _why_not(module)
         if reason:
@@ -114,18 +115,20 @@ def _plan(
         for pattern, other in chosen_by_pattern.items():
             if fnmatch.fnmatchcase(name, pattern):
                 chosen, named = other, True
-                if other is None:
-                    reasons[name] = "as overrides says"
                 used.add(pattern)
         if chosen is not None:
             (plan if not named else first).append((module, chosen))
+        elif named:
+            kept.update(map(id, module.parameters(recurse=False)))
+    for module, _ in first:  # named with a scheme: this outweighs a None elsewhere
+        kept.difference_update(map(id, module.parameters(recurse=False)))
     for pattern in overrides:
         if pattern not in used:
             raise ValueError(
                 f"overrides: {pattern!r} fits no layer that can be initialised; these can: "
                 + ", ".join(repr(n) for n, m in model.named_modules() if not _why_not(m))
             )
-    return first + plan, reasons
+    return first + plan, kept, reasons
 
 
 def _why_not(module: nn.Module) -> str:
@@ -146,18 +149,21 @@ def _fill_layer(
     scheme: Initializer,
     generator: torch.Generator | None,
     done: dict[int, str],
+    kept: set[int],
 ) -> None:
-    if id(layer.weight) not in done:
+    if id(layer.weight) not in done and id(layer.weight) not in kept:
         connections = scheme.connections(layer)
         scheme.fill_(layer.weight, connections, generator=generator)
         done[id(layer.weight)] = scheme.name
     bias = layer._parameters.get("bias")
-    if bias is not None and id(bias) not in done:
+    if bias is not None and id(bias) not in done and id(bias) not in kept:
         done[id(bias)] = scheme.fill_bias_(layer, generator=generator)
 
 
-def _reason(parameter_name: str, reasons: Mapping[str, str]) -> str:
-    """The reason of the innermost module that has one."""
+def _reason(parameter_name: str, parameter: nn.Parameter, kept: set[int], reasons: Mapping[str, str]) -> str:
+    """Why a parameter was left: the reason of the innermost module that has one."""
+    if id(parameter) in kept:
+        return "left: as overrides says"
     module_name = parameter_name
     while module_name:
         module_name = module_name.rpartition(".")[0]
