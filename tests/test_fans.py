@@ -1,5 +1,6 @@
 """Counts of connections, against the Jacobian of layers whose weights are all one, and their averages."""
 
+import itertools
 import math
 
 import numpy as np
@@ -245,7 +246,7 @@ def test_averages_are_ordered_and_lie_between_the_fans(m, n):
     for smaller, larger in zip([min(m, n), *ordered], [*ordered, max(m, n)], strict=True):
         assert smaller <= larger * (1 + 1e-12)
     if not math.isclose(m, n, rel_tol=1e-3):
-        assert all(a < b for a, b in zip(ordered, ordered[1:], strict=False))
+        assert all(a < b for a, b in itertools.pairwise(ordered))
 
 
 @stable

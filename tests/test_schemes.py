@@ -433,9 +433,9 @@ def test_constant_must_be_finite(value):
 
 
 def test_unknown_average_and_distribution_are_refused():
-    with pytest.raises(ValueError, match="average must be one of .*'fan_avg'"):
+    with pytest.raises(ValueError, match=r"average must be one of .*'fan_avg'"):
         Scheme("mine", average="fan_avg")
-    with pytest.raises(ValueError, match="distribution must be one of normal, uniform.*'gauss'"):
+    with pytest.raises(ValueError, match=r"distribution must be one of normal, uniform.*'gauss'"):
         Scheme("mine", distribution="gauss")
 
 
