@@ -41,7 +41,7 @@ test: $(READY)
 
 # Needs a built book and a Chromium or Chrome.
 site-test: $(READY)
-	@$(BIN)/python -m pytest tests/test_site.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/test_site.py -n $(JOBS) $(PYTEST_ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

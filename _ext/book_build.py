@@ -70,8 +70,17 @@ def add_repository(app, config):
     config.html_theme_options.update(repository_options())
 
 
+def repair_page(app, pagename, templatename, context, doctree):
+    """Docutils calls the bibliography a list whose children are not list items, which screen readers reject."""
+    if context.get("body"):
+        context["body"] = context["body"].replace(
+            '<div role="list" class="citation-list">', '<div class="citation-list">'
+        )
+
+
 def setup(app):
     """Called by Sphinx; see `local_extensions` in _config.yml."""
     app.connect("config-inited", choose_cache)
     app.connect("config-inited", add_repository)
+    app.connect("html-page-context", repair_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,248 @@
+"""The built pages, looked at in a browser: `make book site-test`.
+
+Skipped where there is no built book or no Chromium; with CI set that is a failure.
+"""
+
+import functools
+import http.server
+import os
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup
+
+pytestmark = pytest.mark.site
+
+ROOT = Path(__file__).resolve().parent.parent
+HTML = Path(os.environ.get("BOOK_HTML", ROOT / "_build" / "html"))
+NOT_PAGES = {"index.html"}  # only forwards to the opening page
+PAGES = sorted(
+    path.relative_to(HTML).as_posix()
+    for path in HTML.rglob("*.html")
+    if not path.relative_to(HTML).parts[0].startswith("_") and path.name not in NOT_PAGES
+)
+CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+DESKTOP, PHONE = {"width": 1300, "height": 900}, {"width": 390, "height": 844}
+
+# Elements that reach beyond the right edge of the window, unless something around them scrolls.
+CUT_OFF = """() => {
+  const scrolls = element => {
+    for (let e = element; e && !e.matches('article, body'); e = e.parentElement)
+      if (['auto', 'scroll'].includes(getComputedStyle(e).overflowX)) return true;
+    return false;
+  };
+  return [...document.querySelectorAll('article *')]
+    .filter(e => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e))
+    .filter(e => !e.closest('mjx-assistive-mml, .headerlink, .copybtn, button'))
+    .map(e => `<${e.tagName.toLowerCase()} class="${e.className}"> ${e.textContent.trim().slice(0, 60)}`);
+}"""
+
+
+def absent(what):
+    """Skip at home, fail in CI."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(what)
+
+
+@pytest.fixture(scope="session")
+def site():
+    """Address of a server of the built pages, on this machine only."""
+    if not PAGES:
+        absent(f"no built book in {HTML}: run make book first")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(HTML))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """The system's Chromium."""
+    named = os.environ.get("CHROMIUM")
+    program = named or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not program:
+        absent("no Chromium or Chrome found: install one, or set CHROMIUM to its path")
+    from playwright.sync_api import sync_playwright
+
+    # Chromium refuses its sandbox to root, which is what containers run as.
+    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, site):
+    """A function that opens a page and waits until its formulas are set; `.problems` collects what went wrong."""
+    contexts = []
+
+    def visit(path, mode="light", window=DESKTOP):
+        context = browser.new_context(viewport=window, color_scheme=mode)
+        contexts.append(context)
+        context.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
+        page = context.new_page()
+        page.problems = []
+        note = page.problems.append
+        page.on("console", lambda message: note(f"console: {message.text}") if message.type == "error" else None)
+        page.on("pageerror", lambda error: note(f"script: {error}"))
+        page.on("response", lambda answer: note(f"{answer.status}: {answer.url}") if answer.status >= 400 else None)
+        page.on(
+            "request", lambda r: None if r.url.startswith((site, "data:", "blob:")) else note(f"elsewhere: {r.url}")
+        )
+        page.goto(site + path, wait_until="load")
+        page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+
+
+@functools.cache
+def soup(page):
+    return BeautifulSoup((HTML / page).read_text(encoding="utf-8"), "html.parser")
+
+
+def test_the_book_is_built(site):
+    assert "intro.html" in PAGES
+    assert CHAPTERS
+    assert (HTML / "index.html").exists()
+
+
+# --- in the browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_loads_cleanly_and_from_here_only(visit, path):
+    page = visit(path)
+    page.wait_for_load_state("networkidle")
+    assert page.problems == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_formulas_are_rendered(visit, path):
+    page = visit(path)
+    written = page.locator("article .math").count()
+    assert page.locator("article .math:has(mjx-container)").count() == written
+    assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
+    assert "$$" not in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page != "search.html"])
+def test_one_search_box(visit, path):
+    page = visit(path)
+    shown = page.locator(".search-button-field:visible, input[type=search]:visible")
+    assert shown.count() == 1
+    shown.click()
+    assert page.locator("input[type=search]:visible").count() == 1
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_fits_a_phone(visit, path, mode):
+    page = visit(path, mode, PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.evaluate(CUT_OFF) == []
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_accessible(visit, path, mode):
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(visit(path, mode)).response["violations"]
+    serious = [
+        f"{violation['id']}: {node['html'][:120]} {node.get('failureSummary', '')}"
+        for violation in found
+        if violation["impact"] in {"serious", "critical"}
+        for node in violation["nodes"]
+    ]
+    assert not serious, "\n".join(serious)
+
+
+@pytest.mark.parametrize("path", CHAPTERS)
+def test_figures_stay_readable_in_dark_mode(visit, path):
+    page = visit(path, "dark")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    behind = page.evaluate(
+        "[...document.querySelectorAll('article .cell_output img')].map(e => getComputedStyle(e).backgroundColor)"
+    )
+    assert set(behind) <= {"rgb(255, 255, 255)"}
+
+
+@pytest.mark.parametrize("path", CHAPTERS)
+def test_solutions_open(visit, path):
+    page = visit(path)
+    solutions = page.locator("div.solution")
+    assert solutions.count() > 0
+    for number in range(solutions.count()):
+        solution = solutions.nth(number)
+        body = solution.locator(".section, [id^=solution-content]").first
+        assert not body.is_visible()
+        solution.locator("button.toggle-button").click()
+        body.wait_for(state="visible")
+
+
+def test_search_finds_fan_in(visit):
+    page = visit("search.html?q=fan-in")
+    first = page.locator("#search-results li a").first
+    first.wait_for()
+    first.click()
+    assert "fan-in" in page.locator("article").inner_text().lower()
+    assert page.problems == []
+
+
+# --- in the files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_links_and_anchors_resolve(site, path):
+    broken = []
+    for tag, attribute in [("a", "href"), ("img", "src"), ("script", "src"), ("link", "href")]:
+        for element in soup(path).find_all(tag, attrs={attribute: True}):
+            target = urlsplit(element[attribute])
+            if target.scheme or target.netloc:
+                continue
+            file = ((HTML / path).parent / unquote(target.path)).resolve() if target.path else HTML / path
+            if file.is_dir():
+                file = file / "index.html"
+            if not file.exists():
+                broken.append(element[attribute])
+            elif target.fragment and file.suffix == ".html":
+                other = soup(file.relative_to(HTML.resolve() if target.path else HTML).as_posix())
+                if not other.find(id=unquote(target.fragment)):
+                    broken.append(element[attribute])
+    assert broken == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pictures_have_alternative_text(site, path):
+    for image in soup(path).select("article img"):
+        assert image.get("alt", "").strip(), image
+
+
+@pytest.mark.parametrize("path", CHAPTERS)
+def test_every_figure_has_caption_number_and_description(site, path):
+    for image in soup(path).select(".cell_output img"):
+        figure = image.find_parent("figure")
+        assert figure is not None, "a cell shows a figure without mystnb metadata"
+        assert figure.find("span", class_="caption-number")
+        assert len(image["alt"].split()) >= 8
+
+
+@pytest.mark.parametrize("path", CHAPTERS)
+def test_checks_are_shown_and_pass(site, path):
+    assert soup(path).select(".il-check.il-pass")
+    assert soup(path).select(".il-check.il-fail") == []
