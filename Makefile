@@ -30,7 +30,8 @@ $(READY): requirements.txt pyproject.toml
 	@touch $@
 
 book: $(READY)
-	@$(BIN)/jupyter-book build . -W -n --keep-going
+	@# After a warning Sphinx would not read that page again and the next build would pass: make it read all of them.
+	@$(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
 	@echo "The book: $(CURDIR)/$(HTML)"
 
 # One thread for each worker: two workers that both take every core are slower than one.
