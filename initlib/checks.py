@@ -67,7 +67,17 @@ class Check:
 
 
 def as_array(values: ArrayLike | torch.Tensor) -> np.ndarray:
-    """Numbers, or a tensor on any device, as a float64 array."""
+    """Numbers, or a tensor on any device, as a float64 array.
+
+    Raises
+    ------
+    TypeError
+        If the numbers are complex.
+
+    Notes
+    -----
+    Introduced in chapter 03.
+    """
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()  # first: not every device has double precision
         values = (values if values.is_complex() else values.double()).numpy()

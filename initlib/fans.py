@@ -21,7 +21,7 @@ class Fans(NamedTuple):
     """Connections of a layer: inputs that reach one output, outputs that one input reaches.
 
     Averages over positions, hence not always whole numbers: with stride 2 and a kernel of 3
-    an input of a convolution reaches 3/2 outputs a channel.
+    an input of a convolution reaches 3/2 outputs a channel. Introduced in chapter 03.
     """
 
     n_in: float

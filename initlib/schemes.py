@@ -168,7 +168,7 @@ class Scheme(Initializer):
 
     Examples
     --------
-    >>> he_normal.variance(200, 100)
+    >>> glorot_normal.variance(150, 50)
     0.01
     """
 

@@ -73,10 +73,12 @@ class Trace(Moments):
 
     @property
     def mean(self) -> Moments:
+        """Mean over networks, by layer."""
         return Moments(*(mean_and_se(getattr(self, f.name))[0] for f in fields(Moments)))
 
     @property
     def standard_error(self) -> Moments:
+        """Standard error of the mean over networks, by layer."""
         return Moments(*(mean_and_se(getattr(self, f.name))[1] for f in fields(Moments)))
 
 
