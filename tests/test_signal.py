@@ -53,7 +53,7 @@ def agrees(replicates, expected):
     assert mean.shape == np.shape(expected)
     off = np.abs(mean - expected)
     assert (off <= SIGMAS * se + 1e-6 * np.abs(expected)).all(), f"{mean} ± {se} is not {expected}"
-    assert (SIGMAS * se <= 0.4 * np.abs(expected)).all(), f"{se} is too coarse for {expected}"
+    assert (SIGMAS * se <= 0.15 * np.abs(expected)).all(), f"{se} is too coarse for {expected}"
     return True
 
 
