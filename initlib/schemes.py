@@ -293,7 +293,8 @@ class TorchDefault(Initializer):
     activation. torch writes it as ``kaiming_uniform_(weight, a=sqrt(5))``: it is neither He's scheme nor
     LeCun's. The :math:`f` is torch's own count, second dimension of the weight times kernel:
     the fan-in, except for transposed convolutions. Embeddings are standard normal. From the
-    same random state it draws the numbers of ``layer.reset_parameters()``.
+    same random state it draws the numbers of ``layer.reset_parameters()``, in single precision
+    to the bit and in double precision to within rounding.
 
     Notes
     -----
