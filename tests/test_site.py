@@ -26,7 +26,7 @@ PAGES = sorted(
 )
 CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-DESKTOP, PHONE = {"width": 1300, "height": 900}, {"width": 390, "height": 844}
+DESKTOP, PHONE = (1300, 900), (390, 844)  # width and height in pixels
 
 # Elements that reach beyond the right edge of the window, unless something around them scrolls.
 CUT_OFF = """() => {
@@ -83,16 +83,27 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def context(browser):
+    """A function that gives the browser context of a mode and a window; pages of one context share its cache."""
+
+    @functools.cache
+    def context(mode, width, height):
+        made = browser.new_context(viewport={"width": width, "height": height}, color_scheme=mode)
+        made.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
+        return made
+
+    return context
+
+
 @pytest.fixture
-def visit(browser, site):
+def visit(context, site):
     """A function that opens a page and waits until its formulas are set; `.problems` collects what went wrong."""
-    contexts = []
+    pages = []
 
     def visit(path, mode="light", window=DESKTOP):
-        context = browser.new_context(viewport=window, color_scheme=mode)
-        contexts.append(context)
-        context.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
-        page = context.new_page()
+        page = context(mode, *window).new_page()
+        pages.append(page)
         page.problems = []
         note = page.problems.append
         page.on("console", lambda message: note(f"console: {message.text}") if message.type == "error" else None)
@@ -106,8 +117,8 @@ def visit(browser, site):
         return page
 
     yield visit
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
 
 
 @functools.cache
@@ -153,7 +164,7 @@ def test_one_search_box(visit, path):
 @pytest.mark.parametrize("path", PAGES)
 def test_fits_a_phone(visit, path, mode):
     page = visit(path, mode, PHONE)
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
     assert page.evaluate(CUT_OFF) == []
 
 
