@@ -56,6 +56,8 @@ def repository_options(environ=os.environ):
         return {}
     return {
         "repository_url": url,
+        # The theme knows only the three big hosts by name; a server of one's own most likely runs GitHub's software.
+        "repository_provider": next((name for name in ("gitlab", "bitbucket") if name in url), "github"),
         "repository_branch": environ.get("BOOK_REPOSITORY_BRANCH") or "main",
         "path_to_docs": "",
         "use_repository_button": True,

@@ -78,6 +78,7 @@ def test_without_an_address_there_are_no_buttons():
 def test_the_address_fills_the_buttons():
     options = book_build.repository_options({"BOOK_REPOSITORY_URL": "https://example.org/me/book/"})
     assert options["repository_url"] == "https://example.org/me/book"
+    assert options["repository_provider"] == "github"
     assert options["repository_branch"] == "main"
     assert options["use_edit_page_button"]
     assert "colab_url" not in options["launch_buttons"]
