@@ -14,11 +14,11 @@ from initlib import Scheme, check, figures, propagate, schemes
 
 WIDTH, DEPTH, NETWORKS, SAMPLES = 256, 50, 20, 16
 ARMS = {
-    "N(0, 1), no scaling": Scheme("unscaled", gain=math.sqrt(WIDTH)),
+    "N(0, 1)": Scheme("unscaled", gain=math.sqrt(WIDTH)),
     "He's std + 25 %": schemes.he_normal.replace(gain=1.25 * math.sqrt(2)),
-    "He: variance 2/m": schemes.he_normal,
+    "He: 2/m": schemes.he_normal,
     "Glorot": schemes.glorot_normal,
-    "torch's default weights": schemes.torch_default,
+    "torch's default": schemes.torch_default,
     "N(0, 0.01²)": Scheme("small", gain=0.01 * math.sqrt(WIDTH)),
 }
 
@@ -32,7 +32,7 @@ def predicted(scheme):
 def draw(path):
     """Measure, check the early layers against the prediction, and write the picture."""
     figures.use_style()
-    fig, ax = figures.subplots(height=4.2, width=7.2)
+    fig, ax = figures.subplots(height=4.2, width=6.4)
     layers = np.arange(1, DEPTH + 1)
     smallest, largest = torch.finfo(torch.float32).smallest_normal * 2.0**-23, torch.finfo(torch.float32).max
     for number, (label, scheme) in enumerate(ARMS.items()):
@@ -46,7 +46,7 @@ def draw(path):
         shown = alive & (layers % 3 == 1)
         figures.measured(ax, layers[shown], measured[:, shown], color=color, marker=figures.MARKERS[number])
         ax.annotate(label, (DEPTH, min(max(theory[-1], 1e-102), 1e87)), xytext=(6, 0), textcoords="offset points",
-                    color="0.15", va="center", annotation_clip=False, fontsize="small")  # fmt: skip
+                    color="0.15", va="center", annotation_clip=False, fontsize="medium")  # fmt: skip
     for limit, where, text in ((largest**2, "top", "float32 overflows"), (smallest**2, "bottom", "float32 is zero")):
         edge = 1e92 if where == "top" else 1e-108
         ax.axhspan(min(limit, edge), max(limit, edge), color="0.85", zorder=0)
