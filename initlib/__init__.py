@@ -19,12 +19,14 @@ from initlib.model import initialize
 from initlib.runtime import device, generator, rng, seed, sized
 from initlib.schemes import Scheme, constant
 from initlib.signal import propagate
+from initlib.tables import Table
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Fans",
     "Scheme",
+    "Table",
     "average",
     "check",
     "check_close",

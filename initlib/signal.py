@@ -30,7 +30,7 @@ CHUNK_BYTES = 256 * 2**20
 class Moments:
     r"""Moments by layer, averaged over units and samples.
 
-    The first four have an entry for :math:`l = 0, \dots, L`, where entry 0 belongs to the input
+    All but the last have an entry for :math:`l = 0, \dots, L`, where entry 0 belongs to the input
     :math:`x^0`; the last has one for each weight matrix, :math:`l = 1, \dots, L`, at index :math:`l - 1`.
 
     Attributes
@@ -42,6 +42,8 @@ class Moments:
     variance
         Sample variance: the variance over samples (divided by the number of samples), averaged
         over units. ``forward = mean_squared + variance``, exactly.
+    activations
+        Second moment of the activations, :math:`p_l = E[(x^l)^2]`.
     backward
         Second moment of the gradient, :math:`\tilde q_l = E[(\partial\ell/\partial u^l)^2]`; entry 0
         is that of :math:`\partial\ell/\partial x^0`.
@@ -53,6 +55,7 @@ class Moments:
     forward: np.ndarray
     mean_squared: np.ndarray
     variance: np.ndarray
+    activations: np.ndarray
     backward: np.ndarray
     weight_gradient: np.ndarray
 
@@ -189,7 +192,7 @@ def propagate(
 def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator):
     """Moments of one chunk of networks whose weight matrices are all drawn and kept."""
     count = len(x)
-    weights, pullbacks, incoming = [], [], [_square(x)]
+    weights, pullbacks, squares = [], [], [_square(x)]
     forward = [_sample_moments(x)]
     observed = {name: [] for name in observe}
     for layer, (m, n) in enumerate(pairwise(widths)):
@@ -205,11 +208,11 @@ def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator
         x, pullback = _activate(activation, u)
         weights.append(w)
         pullbacks.append(pullback)
-        incoming.append(_square(x))
+        squares.append(_square(x))
 
     gradient = torch.empty_like(x).normal_(generator=generator)
     backward, weight_gradient = [], []
-    for w, pullback, x_squared in zip(reversed(weights), reversed(pullbacks), reversed(incoming[:-1]), strict=True):
+    for w, pullback, x_squared in zip(reversed(weights), reversed(pullbacks), reversed(squares[:-1]), strict=True):
         delta = pullback(gradient)
         delta_squared = _square(delta)
         backward.append(delta_squared.mean(1))
@@ -222,6 +225,7 @@ def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator
         "forward": q,
         "mean_squared": mean_squared,
         "variance": variance,
+        "activations": torch.stack([x_squared.mean(1) for x_squared in squares], 1),
         "backward": torch.stack(backward[::-1], 1),
         "weight_gradient": torch.stack(weight_gradient[::-1], 1),
     }

@@ -15,6 +15,10 @@ class Table:
     headers : sequence of str
     rows : sequence of sequences
         One inner sequence a row, as long as ``headers``.
+
+    Notes
+    -----
+    Introduced in chapter 03.
     """
 
     headers: Sequence[str]

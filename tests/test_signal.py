@@ -15,7 +15,7 @@ from initlib.schemes import Initializer
 
 P = 1e-7
 SIGMAS = 6.5
-MOMENTS = ("forward", "mean_squared", "variance", "backward", "weight_gradient")
+MOMENTS = ("forward", "mean_squared", "variance", "activations", "backward", "weight_gradient")
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def expected_moments(q_0, widths, spread, kept):
         arriving = n * spread(m, n) * backward[-1]
     backward = [arriving, *reversed(backward)]
     weight_gradient = [b * x for b, x in zip(backward[1:], entering, strict=False)]
-    return {"forward": forward, "backward": backward, "weight_gradient": weight_gradient}
+    return {"forward": forward, "activations": entering, "backward": backward, "weight_gradient": weight_gradient}
 
 
 @pytest.mark.parametrize("name", SPREADS)
@@ -238,6 +238,7 @@ def test_moments_are_those_of_autograd(name, widths, bias_std):
         "forward": [each.square().mean((1, 2)) for each in (start, *us)],
         "mean_squared": [each.mean(1).square().mean(1) for each in (start, *us)],
         "variance": [each.var(1, correction=0).mean(1) for each in (start, *us)],
+        "activations": [each.square().mean((1, 2)) for each in (*entering, x)],
         "backward": [each.square().mean((1, 2)) for each in deltas],
         "weight_gradient": [
             torch.einsum("rtj,rti->rtji", d, e).square().mean((1, 2, 3))
