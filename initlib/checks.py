@@ -101,7 +101,7 @@ def mean_and_se(replicates: ArrayLike | torch.Tensor) -> tuple[np.ndarray, np.nd
 
     Notes
     -----
-    Introduced in chapter 03.
+    Introduced in chapter 01.
     """
     values = as_array(replicates)
     if values.ndim == 0 or len(values) < 2 or values.size == 0:
@@ -147,7 +147,7 @@ def check(
 
     Notes
     -----
-    Introduced in chapter 03.
+    Introduced in chapter 02.
     """
     mean, se = mean_and_se(measured)
     target, margin = as_array(predicted), as_array(margin)

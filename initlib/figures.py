@@ -72,7 +72,7 @@ def theory(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = None, **lin
 
     Notes
     -----
-    Introduced in chapter 03.
+    Introduced in chapter 01.
     """
     return ax.plot(x, y, label=label, zorder=2, **line)[0]
 
@@ -97,7 +97,7 @@ def measured(ax: Axes, x: ArrayLike, replicates: ArrayLike, label: str | None = 
 
     Notes
     -----
-    Introduced in chapter 03.
+    Introduced in chapter 01.
     """
     mean, se = mean_and_se(replicates)
     x = np.asarray(x)

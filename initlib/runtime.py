@@ -29,7 +29,7 @@ def device() -> torch.device:
 
     Notes
     -----
-    Introduced in chapter 03.
+    Introduced in chapter 02.
     """
     wanted = os.environ.get("INITLIB_DEVICE", "").strip()
     if wanted:
@@ -58,7 +58,7 @@ def sized(cpu: T, gpu: T) -> T:
 
     Notes
     -----
-    Introduced in chapter 03.
+    Introduced in chapter 02.
     """
     return cpu if device().type == "cpu" else gpu
 

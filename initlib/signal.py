@@ -141,7 +141,7 @@ def propagate(
     summed over the samples. Then :math:`\partial\ell/\partial u^L = \phi'(u^L)\,\partial\ell/\partial x^L`. Runs on
     :func:`initlib.runtime.device`. The networks are drawn in chunks of at most ``CHUNK_BYTES``.
 
-    Introduced in chapter 03 (forward) and chapter 04 (backward).
+    Introduced in chapter 02.
 
     Examples
     --------
