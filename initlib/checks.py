@@ -6,8 +6,10 @@ Independent networks (or seeds) are the replicates. A statistical check asks whe
 .. math:: t_{R-1}\!\left(1 - \tfrac{\alpha}{2K}\right) \cdot \mathrm{s.e.} + \text{margin}
 
 of the prediction, in all of its :math:`K` components: Student's *t* at the level
-:math:`\alpha = 10^{-6}`, so that a true prediction fails about once in a million seeds. A check that could not see
-an error of 10 % (or whatever ``resolution`` says) is itself an error: use more replicates.
+:math:`\alpha = 10^{-6}`. For replicates that are nearly normal a true prediction fails once in a million
+checks; where they are skewed or few, more often, up to a hundred times for squares of single
+normals. A check whose tolerance is wider than a tenth of the prediction (or whatever
+``resolution`` says) is itself an error: use more replicates.
 """
 
 import html
@@ -129,8 +131,9 @@ def check(
     predicted : array, shape (...)
         What theory says the mean is.
     resolution : float
-        The check must be able to see an error of this fraction of the prediction, in every
-        component; where the prediction is zero, of its largest component or, if all are zero, of one.
+        The tolerance must not be wider than this fraction of the prediction, in any component,
+        so that a measured mean which is off by more is sure to fail; where the prediction is
+        zero, of its largest component or, if all are zero, of one.
     margin : float or array, shape (...)
         A proven bound on what the theory leaves out (say, a term of order 1/n), added to the
         statistical tolerance.
@@ -289,7 +292,8 @@ def check_less(
     larger : array, shape (R, ...) or a number
         Replicate r of both belongs together (one network, one seed). Passes if the mean
         difference lies beyond Student's *t* at the level 10⁻³ per component, so that noise alone
-        passes less than once in a thousand.
+        passes less than once in a thousand. The other error, a true claim that fails by bad luck,
+        is not controlled: claim what is several times clearer than needed.
 
     Raises
     ------

@@ -75,8 +75,9 @@ def fans(
     Dilation spreads the connections out and leaves their number alone. At a zero-padded border
     fewer inputs reach an output than in the interior, which is what is counted here: a 3 x 3
     kernel with padding 1 on an 8 x 8 image has (22/24)^2 = 84 % of these connections.
-    ``torch.nn.init`` counts :math:`C_\mathrm{out}K` as fan-out of every convolution,
-    whatever its groups and stride, and swaps the fans of transposed convolutions.
+    ``torch.nn.init`` counts the second dimension of a weight times its kernel as fan-in and the
+    first times the kernel as fan-out, whatever groups and stride are. That is another fan-out
+    for convolutions with groups or stride, and for transposed convolutions it swaps the two.
 
     Introduced in chapter 03.
 
@@ -169,7 +170,7 @@ def average(n_in, n_out, kind: str):
     ``fan_out``         :math:`n`
     ``arithmetic``      :math:`(m+n)/2`
     ``geometric``       :math:`\sqrt{mn}`
-    ``contraharmonic``  :math:`(m^2+n^2)/(m+n)`; Su calls it the quadratic average :cite:p:`su2021fans`
+    ``contraharmonic``  :math:`(m^2+n^2)/(m+n)`; Su's "quadratic" one :cite:p:`su2021fans`, not a root mean square
     ``harmonic``        :math:`2mn/(m+n)`
     ==================  =================================================================
 

@@ -304,12 +304,12 @@ class TorchDefault(Initializer):
     source: str = "pytorch"
 
     def variance(self, n_in: float, n_out: float) -> float:
-        r"""Variance of a weight of a linear layer or convolution, :math:`1/(3 n_\mathrm{in})`."""
+        r"""Variance of a weight, :math:`1/(3 n_\mathrm{in})`, with the fan-in as :meth:`connections` counts it."""
         _check_fans(n_in, n_out)
         return 1 / (3 * n_in)
 
     def connections(self, layer, **geometry):
-        """Fans as torch counts them."""
+        """Fans as torch counts them; for an embedding, which torch draws from N(0, 1), a fan-in of 1/3."""
         counted = fans(layer, **geometry)
         if isinstance(layer, nn.Embedding):  # variance 1/(3 * 1/3) = 1
             return counted._replace(n_in=1 / 3)
