@@ -88,6 +88,12 @@ def as_array(values: ArrayLike | torch.Tensor) -> np.ndarray:
     return np.asarray(values, dtype=float)
 
 
+def _check_shape(name: str, values: np.ndarray, like: np.ndarray) -> None:
+    """One number may stand for all; otherwise the shapes must agree."""
+    if values.shape not in ((), like.shape):
+        raise ValueError(f"{name} must have shape {like.shape}, got {values.shape}")
+
+
 def mean_and_se(replicates: ArrayLike | torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     r"""Mean over the first axis, and its standard error :math:`s/\sqrt R`.
 
@@ -154,8 +160,7 @@ def check(
     """
     mean, se = mean_and_se(measured)
     target, margin = as_array(predicted), as_array(margin)
-    if target.shape not in ((), mean.shape):
-        raise ValueError(f"predicted must have shape {mean.shape}, got {target.shape}")
+    _check_shape("predicted", target, mean)
     if margin.shape not in ((), mean.shape) or not np.all(margin >= 0):
         raise ValueError(f"margin must have shape {mean.shape} and not be negative, got {margin}")
     target = np.broadcast_to(target, mean.shape)
@@ -220,8 +225,7 @@ def check_close(
     Introduced in chapter 01.
     """
     value, target = as_array(measured), as_array(predicted)
-    if target.shape not in ((), value.shape):
-        raise ValueError(f"predicted must have shape {value.shape}, got {target.shape}")
+    _check_shape("predicted", target, value)
     if not (0 <= rtol < 0.5 and 0 <= atol < math.inf):
         raise ValueError(f"rtol must be in [0, 0.5) and atol finite, got {rtol} and {atol}")
     if value.size == 0:
@@ -257,8 +261,7 @@ def check_exact(
     Introduced in chapter 01.
     """
     value, target = _as_exact(measured), _as_exact(expected)
-    if target.shape not in ((), value.shape):
-        raise ValueError(f"expected must have shape {value.shape}, got {target.shape}")
+    _check_shape("expected", target, value)
     if value.size == 0:
         raise ValueError("measured is empty: there is nothing to check")
     different = int(np.sum(value != target))
@@ -307,8 +310,7 @@ def check_less(
     Introduced in chapter 01.
     """
     low, high = as_array(smaller), as_array(larger)
-    if high.shape not in ((), low.shape):
-        raise ValueError(f"larger must have shape {low.shape}, got {high.shape}")
+    _check_shape("larger", high, low)
     with np.errstate(invalid="ignore"):
         mean, se = mean_and_se(low - high)
     needed = float(stats.t.isf(1e-3, len(low) - 1))

@@ -86,24 +86,13 @@ def fans(
     >>> fans(nn.Conv2d(16, 32, 3, stride=2, groups=4))
     Fans(n_in=36, n_out=18)
     """
-    if isinstance(layer, nn.Module):
-        return _fans_of_module(layer, groups, stride, transposed)
-    if not isinstance(layer, torch.Tensor):
+    if not isinstance(layer, (torch.Tensor, *SUPPORTED)):
         names = ", ".join(kind.__name__ for kind in SUPPORTED)
-        raise TypeError(f"layer must be a weight tensor or one of {names}, got {_kind(layer)}")
-    return _fans_of_weight(layer, groups, stride, transposed)
-
-
-def _kind(thing: object) -> str:
-    return type(thing).__name__
-
-
-def _fans_of_module(layer: nn.Module, groups: int, stride: int | Sequence[int], transposed: bool) -> Fans:
-    if not isinstance(layer, SUPPORTED):
-        names = ", ".join(kind.__name__ for kind in SUPPORTED)
-        raise TypeError(f"layer must be a weight tensor or one of {names}, got {_kind(layer)}")
+        raise TypeError(f"layer must be a weight tensor or one of {names}, got {type(layer).__name__}")
+    if isinstance(layer, torch.Tensor):
+        return _fans_of_weight(layer, groups, stride, transposed)
     if groups != 1 or stride != 1 or transposed:
-        raise ValueError(f"groups, stride and transposed describe a bare weight; {_kind(layer)} brings its own")
+        raise ValueError(f"groups, stride and transposed describe a bare weight; {type(layer).__name__} brings its own")
     if isinstance(layer, nn.Embedding):
         return Fans(1, layer.embedding_dim)
     if isinstance(layer, nn.Linear):
@@ -145,17 +134,13 @@ def _whole(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
-def _contraharmonic(n_in, n_out):
-    return (n_in**2 + n_out**2) / (n_in + n_out)
-
-
 #: The averages of fan-in and fan-out that a scheme can divide by, by name.
 AVERAGES: dict[str, Callable] = {
     "fan_in": lambda n_in, n_out: n_in,
     "fan_out": lambda n_in, n_out: n_out,
     "arithmetic": lambda n_in, n_out: (n_in + n_out) / 2,
     "geometric": lambda n_in, n_out: (n_in * n_out) ** 0.5,
-    "contraharmonic": _contraharmonic,
+    "contraharmonic": lambda n_in, n_out: (n_in**2 + n_out**2) / (n_in + n_out),
     "harmonic": lambda n_in, n_out: 2 * n_in * n_out / (n_in + n_out),
 }
 

@@ -86,14 +86,12 @@ def initialize(
         if isinstance(module, nn.Embedding) and module.padding_idx is not None and id(module.weight) in done:
             with torch.no_grad():
                 module.weight[module.padding_idx].zero_()
-    rows = [
-        (name, tuple(parameter.shape), done.get(id(parameter)) or _reason(name, parameter, kept, reasons))
-        for name, parameter in model.named_parameters()
-    ]
-    names = {True: [], False: []}
+    rows, initialised, left = [], [], []
     for name, parameter in model.named_parameters():
-        names[id(parameter) in done].append(name)
-    return Report(("parameter", "shape", "done"), rows, tuple(names[True]), tuple(names[False]))
+        (initialised if id(parameter) in done else left).append(name)
+        what = done.get(id(parameter)) or _reason(name, parameter, kept, reasons)
+        rows.append((name, tuple(parameter.shape), what))
+    return Report(("parameter", "shape", "done"), rows, tuple(initialised), tuple(left))
 
 
 def _plan(
