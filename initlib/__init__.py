@@ -8,11 +8,12 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.schemes`: variance = gain² / average fan, and the distributions
 - :mod:`initlib.model`: a scheme over a whole model
 - :mod:`initlib.checks`: predicted against measured, with the standard error
+- :mod:`initlib.activations`: an activation as its Gaussian moments
 - :mod:`initlib.signal`: moments of many random networks, forward and backward
 - :mod:`initlib.figures`: the look of the figures
 """
 
-from initlib import figures, schemes
+from initlib import activations, figures, schemes
 from initlib.checks import check, check_close, check_exact, check_less, mean_and_se
 from initlib.fans import Fans, average, fans
 from initlib.model import initialize
@@ -27,6 +28,7 @@ __all__ = [
     "Fans",
     "Scheme",
     "Table",
+    "activations",
     "average",
     "check",
     "check_close",

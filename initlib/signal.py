@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from initlib import runtime, schemes
+from initlib import activations, runtime, schemes
+from initlib.activations import Activation
 from initlib.checks import mean_and_se
 from initlib.fans import Fans
 from initlib.schemes import Initializer
@@ -88,7 +89,7 @@ class Trace(Moments):
 def propagate(
     widths: Sequence[int],
     scheme: str | Initializer | Sequence[str | Initializer],
-    activation: Callable[[Tensor], Tensor] | None = None,
+    activation: Activation = "linear",
     *,
     networks: int,
     samples: int | None = None,
@@ -106,9 +107,9 @@ def propagate(
         :math:`n_0, \dots, n_L`.
     scheme : str, Initializer or a sequence of :math:`L` of them
         Draws the weights; one for all layers or one a layer.
-    activation : callable, optional
-        :math:`\phi`, a torch function or module, tensor in, tensor of the same shape out; linear
-        if left out. It acts behind every layer, the last one included.
+    activation : str, torch.nn.Module or function
+        :math:`\phi`: a name of :data:`initlib.activations.ACTIVATIONS`, or a torch function or module, tensor in,
+        tensor of the same shape out. It acts behind every layer, the last one included.
     networks : int
         Number :math:`R` of independent networks, the replicates of every standard error.
     samples : int, optional
@@ -158,8 +159,7 @@ def propagate(
         _check_count("samples", samples)
     if inputs is not None:
         _check_inputs(inputs, networks, widths[0])
-    if activation is not None and not callable(activation):
-        raise TypeError(f"activation must be a callable, got {activation!r}")
+    activation = activations.get(activation)
     if observe is not None and not isinstance(observe, Mapping):
         raise TypeError(f"observe must map names to callables, got {type(observe).__name__}")
     if not 0 <= bias_std < float("inf"):
@@ -240,8 +240,6 @@ def _merge(chunks: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
 
 def _activate(activation, u):
     """``activation(u)`` and the function that pulls a gradient back through it."""
-    if activation is None:
-        return u, lambda gradient: gradient
     x, pullback = torch.func.vjp(lambda v: activation(v.clone()), u)  # a copy: it may act in place
     if not isinstance(x, Tensor) or x.shape != u.shape:
         raise ValueError(
