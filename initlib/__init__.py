@@ -10,10 +10,13 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.checks`: predicted against measured, with the standard error
 - :mod:`initlib.activations`: an activation as its Gaussian moments
 - :mod:`initlib.signal`: moments of many random networks, forward and backward
+- :mod:`initlib.nets`: the networks of the training experiments
+- :mod:`initlib.data`: small real data that come with a package
+- :mod:`initlib.train`: seeds × schemes × learning rates, trained at once
 - :mod:`initlib.figures`: the look of the figures
 """
 
-from initlib import activations, figures, schemes
+from initlib import activations, data, figures, nets, schemes
 from initlib.checks import check, check_close, check_exact, check_less, mean_and_se
 from initlib.fans import Fans, average, fans
 from initlib.model import initialize
@@ -21,6 +24,7 @@ from initlib.runtime import device, generator, rng, seed, sized
 from initlib.schemes import Scheme, constant
 from initlib.signal import propagate
 from initlib.tables import Table
+from initlib.train import train
 
 __version__ = "0.1.0"
 
@@ -35,15 +39,18 @@ __all__ = [
     "check_exact",
     "check_less",
     "constant",
+    "data",
     "device",
     "fans",
     "figures",
     "generator",
     "initialize",
     "mean_and_se",
+    "nets",
     "propagate",
     "rng",
     "schemes",
     "seed",
     "sized",
+    "train",
 ]

@@ -121,3 +121,29 @@ def rng(n: int = 0) -> np.random.Generator:
     Introduced in chapter 01.
     """
     return np.random.default_rng(seed(n))
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise the error of an argument that must be a positive integer.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument.
+    value : int
+
+    Raises
+    ------
+    TypeError
+        If ``value`` is not an integer.
+    ValueError
+        If it is below 1.
+
+    Notes
+    -----
+    Introduced in chapter 02.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")

@@ -21,6 +21,7 @@ from initlib import activations, runtime, schemes
 from initlib.activations import Activation
 from initlib.checks import mean_and_se
 from initlib.fans import Fans
+from initlib.runtime import check_count
 from initlib.schemes import Initializer
 
 #: Largest stack of weights held at once, in bytes: networks are drawn in chunks of this size.
@@ -152,11 +153,11 @@ def propagate(
     """
     widths = _check_widths(widths)
     layer_schemes = _check_schemes(scheme, len(widths) - 1)
-    _check_count("networks", networks)
+    check_count("networks", networks)
     if (samples is None) == (inputs is None):
         raise ValueError("give either samples, a number, or inputs, a tensor")
     if samples is not None:
-        _check_count("samples", samples)
+        check_count("samples", samples)
     if inputs is not None:
         _check_inputs(inputs, networks, widths[0])
     activation = activations.get(activation)
@@ -273,13 +274,6 @@ def _check_observed(name: str, values: Tensor, count: int) -> Tensor:
     return values.detach()
 
 
-def _check_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-
-
 def _check_widths(widths: Sequence[int]) -> list[int]:
     try:
         widths = list(widths)
@@ -288,7 +282,7 @@ def _check_widths(widths: Sequence[int]) -> list[int]:
     if len(widths) < 2:
         raise ValueError(f"widths must name at least an input and one layer, got {widths}")
     for width in widths:
-        _check_count("each of widths", width)
+        check_count("each of widths", width)
     return [int(width) for width in widths]
 
 

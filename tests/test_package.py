@@ -16,7 +16,10 @@ import pytest
 
 import initlib
 
-ROOMS = ["runtime", "tables", "fans", "schemes", "model", "checks", "activations", "signal", "figures"]
+ROOMS = [
+    *("runtime", "tables", "fans", "schemes", "model", "checks", "activations", "signal"),
+    *("nets", "data", "train", "figures"),
+]
 FOLDER = Path(initlib.__file__).parent
 MODULES = {room: importlib.import_module(f"initlib.{room}") for room in ROOMS}
 

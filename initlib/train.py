@@ -1,0 +1,346 @@
+r"""Training many networks at once: seeds × schemes × learning rates in one batched computation.
+
+One network is a draw. What a scheme does to training is a statement about a distribution, so each arm of an
+experiment is trained from many seeds, and at its own best learning rate. The members' weights are stacked and the
+gradient is taken for all of them together (``torch.func.vmap``). Replicate :math:`k` has the same random numbers in
+every arm and at every rate, for the weights and for the order of the samples: arms are compared pair by pair.
+"""
+
+import copy
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from initlib import runtime, schemes
+from initlib.data import Dataset
+from initlib.model import initialize
+from initlib.runtime import check_count
+from initlib.schemes import Initializer
+
+#: How an arm initialises: a scheme, its name, or a function that fills a model in place.
+Arm = str | Initializer | Callable[[nn.Module, torch.Generator], object]
+
+#: The named optimisers, at a learning rate of one.
+OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1.0, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1.0),
+}
+
+# Test samples that are evaluated at once.
+_EVALUATED = 250
+
+
+@dataclass(frozen=True, repr=False)
+class Runs:
+    """What :func:`train` measured.
+
+    Attributes
+    ----------
+    arms : tuple of str
+    rates : array, shape (arms, rates)
+        Learning rates.
+    steps : array, shape (records,)
+        Numbers of steps after which the test set was evaluated; 0 is before the first.
+    loss : array, shape (arms, rates, seeds, steps)
+        Loss of each mini-batch, before its step.
+    test_loss : array, shape (arms, rates, seeds, records)
+    test_accuracy : array, shape (arms, rates, seeds, records)
+        Share of the test set that is classified correctly; not a number if targets are not classes.
+    diverged_at : array of int, shape (arms, rates, seeds)
+        First step whose loss was not finite, counted from 1; -1 if none was. From there on the
+        member's losses are infinite and its accuracy is zero.
+    """
+
+    arms: tuple[str, ...]
+    rates: np.ndarray
+    steps: np.ndarray
+    loss: np.ndarray
+    test_loss: np.ndarray
+    test_accuracy: np.ndarray
+    diverged_at: np.ndarray
+
+    @property
+    def diverged(self) -> np.ndarray:
+        """Which members diverged, shape (arms, rates, seeds)."""
+        return self.diverged_at >= 0
+
+    def best_rate(self, record: int = -1) -> np.ndarray:
+        """Index of the rate with the lowest test loss, averaged over seeds, for each arm.
+
+        A rate at which any seed diverged has an infinite mean. Report on other seeds than
+        those that chose the rate: the lowest of several noisy numbers is too low.
+
+        Parameters
+        ----------
+        record : int
+            Index into ``steps``.
+
+        Raises
+        ------
+        ValueError
+            If an arm diverged at every rate.
+        """
+        mean = self.test_loss[..., record].mean(-1)
+        for arm, losses in zip(self.arms, mean, strict=True):
+            if not np.isfinite(losses).any():
+                raise ValueError(f"no rate to choose: arm {arm!r} diverged at every one, with some seed")
+        return mean.argmin(-1)
+
+    def __repr__(self) -> str:
+        arms, rates, seeds, steps = self.loss.shape
+        return (
+            f"Runs({arms} arms x {rates} rates x {seeds} seeds, {steps} steps; "
+            f"{int(self.diverged.sum())} of {self.diverged.size} diverged)"
+        )
+
+
+def train(
+    model: nn.Module,
+    dataset: Dataset,
+    arms: Mapping[str, Arm],
+    *,
+    rates: Sequence[float] | Mapping[str, float | Sequence[float]],
+    seeds: int,
+    steps: int,
+    batch: int = 64,
+    optimizer: str | Callable[[list[Tensor]], torch.optim.Optimizer] = "sgd",
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    record: int | Sequence[int] = 1,
+    seed: int = 0,
+) -> Runs:
+    r"""Train every arm at every learning rate from every seed, all at once.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network, as a template: it is copied, not changed. What an arm does not set starts as it is
+        here.
+    dataset : Dataset
+        ``y`` holds classes, or targets of another kind for another loss.
+    arms : mapping of str to scheme, name or callable
+        How the weights are drawn: a scheme for all layers, as :func:`initlib.model.initialize`
+        applies it, or a function ``arm(model, generator)`` that fills a model in place.
+    rates : sequence of float, or a mapping of arm to float or sequence
+        Learning rates, for all arms alike or for each its own, equally many.
+    seeds : int
+        Number of replicates: networks with their own weights and their own order of the samples.
+    steps, batch : int
+        Steps, and samples a step. Each replicate goes through shuffled epochs.
+    optimizer : str or callable
+        ``sgd``, ``momentum`` (0.9) or ``adam``; or a function of a list of tensors that returns a
+        ``torch.optim`` optimiser of learning rate 1 whose step is proportional to that rate (so without
+        weight decay).
+    loss : callable
+        ``loss(outputs, targets)``, a mean over samples.
+    record : int or sequence of int
+        Numbers of steps at which the test set is evaluated; a single number asks for so many, evenly
+        spaced, the last one at the end.
+    seed : int
+        Number of the experiment, see :func:`initlib.runtime.seed`.
+
+    Returns
+    -------
+    Runs
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as described; the message names it and its value. Nothing has been
+        trained then.
+
+    Notes
+    -----
+    Weights are :math:`\theta = \theta_0 + \eta\,d`, and torch's optimiser moves the displacement :math:`d` at a
+    learning rate of one: its state does not depend on :math:`\eta`, so that a single optimiser serves every
+    rate. Members do not mix: one that blows up leaves the others as they would have been, to within
+    rounding. Computed in single precision, on one thread of a CPU (small matrices are multiplied faster that way).
+
+    Introduced in chapter 05.
+    """
+    arms = _check_arms(arms)
+    table = _check_rates(rates, arms)
+    for name, value in (("seeds", seeds), ("steps", steps), ("batch", batch)):
+        check_count(name, value)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if any(True for _ in model.buffers()):
+        raise ValueError(f"model must not have buffers, got {', '.join(name for name, _ in model.named_buffers())}")
+    if batch > len(dataset.x):
+        raise ValueError(f"batch must be at most the {len(dataset.x)} training samples, got {batch}")
+    make_optimizer = _check_optimizer(optimizer)
+    records = _check_records(record, steps)
+
+    device = runtime.device()
+    numbers = torch.randint(2**62, (seeds,), generator=runtime.generator(seed))
+    generators = [torch.Generator().manual_seed(int(number)) for number in numbers]
+    states = [generator.get_state() for generator in generators]
+    start = _draw(model, arms, generators, states)
+    order = torch.stack([_shuffled(len(dataset.x), batch, steps, generator) for generator in generators], 1)
+    with _one_thread(device):
+        return _train(model, dataset, arms, table, start, order, make_optimizer, loss, records, device)
+
+
+def _train(model, dataset, arms, table, start, order, make_optimizer, loss, records, device):
+    """The loop; ``start`` maps names to tensors of shape (seeds, arms, 1, ...)."""
+    steps, seeds = order.shape[:2]
+    template = copy.deepcopy(model).to(device)
+    names = list(start)
+    start = [start[name].to(device) for name in names]
+    eta = torch.tensor(table, dtype=torch.float32, device=device)
+    displacement = [torch.zeros(*w.shape[:2], table.shape[1], *w.shape[3:], device=device) for w in start]
+    optimizer = make_optimizer(displacement)
+
+    def weights():
+        moved = (w + eta.reshape(*eta.shape, *[1] * (w.ndim - 3)) * d for w, d in zip(start, displacement, strict=True))
+        return dict(zip(names, (w.flatten(1, 2) for w in moved), strict=True))  # (seeds, arms · rates, ...)
+
+    def of_member(parameters, x, y):
+        return loss(functional_call(template, parameters, (x,)), y)
+
+    gradient = vmap(vmap(grad_and_value(of_member), in_dims=(0, None, None)))
+    x, y, order = dataset.x.to(device), dataset.y.to(device), order.to(device)
+    losses = torch.full((steps, seeds, eta.numel()), math.inf, device=device)
+    alive = torch.ones(seeds, eta.numel(), dtype=torch.bool, device=device)
+    diverged_at = torch.full((seeds, eta.numel()), -1, device=device)
+    evaluated = [_evaluate(template, weights(), dataset, loss, alive)] if records[0] == 0 else []
+    for step in tqdm(range(1, steps + 1), disable=not _watched(), leave=False):
+        sample = order[step - 1]
+        gradients, values = gradient(weights(), x[sample], y[sample])
+        diverged_at[alive & ~values.isfinite()] = step
+        alive &= values.isfinite()
+        losses[step - 1] = torch.where(alive, values, math.inf)
+        for name, d in zip(names, displacement, strict=True):
+            d.grad = gradients[name].reshape(d.shape)
+        optimizer.step()
+        if step in records:
+            evaluated.append(_evaluate(template, weights(), dataset, loss, alive))
+
+    def tidy(values):  # (records, seeds, arms · rates) to (arms, rates, seeds, records)
+        return values.unflatten(2, eta.shape).permute(2, 3, 1, 0).cpu().numpy()
+
+    test_loss, test_accuracy = (tidy(torch.stack(column)) for column in zip(*evaluated, strict=True))
+    return Runs(
+        tuple(arms), table, np.array(records), tidy(losses), test_loss, test_accuracy, tidy(diverged_at[None])[..., 0]
+    )
+
+
+def _draw(model, arms, generators, states) -> dict[str, Tensor]:
+    """Weights of every seed and arm, (seeds, arms, 1, ...): the same random numbers in each arm."""
+    scratch = copy.deepcopy(model).cpu().float()
+    untouched = copy.deepcopy(scratch.state_dict())
+    members = []
+    for generator, state in zip(generators, states, strict=True):
+        for arm in arms.values():
+            scratch.load_state_dict(untouched)
+            generator.set_state(state)
+            if isinstance(arm, Initializer):
+                initialize(scratch, arm, generator=generator)
+            else:
+                arm(scratch, generator)
+            members.append({name: p.detach().clone() for name, p in scratch.named_parameters()})
+    shape = (len(generators), len(arms), 1)
+    return {name: torch.stack([m[name] for m in members]).unflatten(0, shape) for name in members[0]}
+
+
+def _shuffled(samples: int, batch: int, steps: int, generator: torch.Generator) -> Tensor:
+    """Indices of the samples of each step, (steps, batch): shuffled epochs of whole batches."""
+    # Arms may draw different amounts of random numbers; the order must not depend on that.
+    generator.manual_seed(generator.initial_seed() + 1)
+    whole = samples // batch
+    epochs = [torch.randperm(samples, generator=generator)[: whole * batch] for _ in range(-(-steps // whole))]
+    return torch.cat(epochs).reshape(-1, batch)[:steps]
+
+
+@torch.no_grad()
+def _evaluate(template, parameters, dataset, loss, alive) -> tuple[Tensor, Tensor]:
+    """Loss and accuracy on the test set, each (seeds, arms · rates)."""
+    device = alive.device
+    classes = not dataset.y_test.is_floating_point()
+
+    def of_member(parameters, x, y):
+        outputs = functional_call(template, parameters, (x,))
+        right = (outputs.argmax(-1) == y).float().mean() if classes else outputs.new_full((), math.nan)
+        return loss(outputs, y), right
+
+    both = vmap(vmap(of_member, in_dims=(0, None, None)), in_dims=(0, None, None))
+    total = torch.zeros(2, *alive.shape, dtype=torch.float64, device="cpu")
+    pieces = zip(dataset.x_test.split(_EVALUATED), dataset.y_test.split(_EVALUATED), strict=True)
+    for x, y in pieces:
+        total += len(x) * torch.stack(both(parameters, x.to(device), y.to(device))).cpu().double()
+    values, right = total / len(dataset.x_test)
+    fine = alive.cpu() & values.isfinite()
+    return torch.where(fine, values, math.inf), torch.where(fine, right, 0.0 if classes else math.nan)
+
+
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """One thread on a CPU: stacks of small matrices are slower on several, and far slower on busy ones."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _watched() -> bool:
+    """Whether somebody looks at the progress: in a terminal or in a live notebook, not in a build."""
+    return sys.stderr.isatty() or ("JPY_SESSION_NAME" in os.environ and "CI" not in os.environ)
+
+
+def _check_arms(arms: Mapping[str, Arm]) -> dict[str, Arm]:
+    if not isinstance(arms, Mapping):
+        raise TypeError(f"arms must map names to schemes, got {type(arms).__name__}")
+    if not arms:
+        raise ValueError("arms is empty: there is nothing to train")
+    named = {}
+    for name, arm in arms.items():
+        named[name] = arm if callable(arm) and not isinstance(arm, Initializer) else schemes.get(arm)
+    return named
+
+
+def _check_rates(rates, arms: Mapping[str, Arm]) -> np.ndarray:
+    """Rates as an array (arms, rates)."""
+    if isinstance(rates, Mapping):
+        if set(rates) != set(arms):
+            raise ValueError(f"rates must name the arms {', '.join(arms)}, got {', '.join(map(str, rates))}")
+        rows = [np.atleast_1d(np.asarray(rates[name], dtype=float)) for name in arms]
+    else:
+        rows = [np.atleast_1d(np.asarray(rates, dtype=float))] * len(arms)
+    if len({row.shape for row in rows}) > 1 or rows[0].ndim != 1 or rows[0].size == 0:
+        raise ValueError(f"rates must be equally many for each arm, at least one, got {rates!r}")
+    table = np.stack(rows)
+    if not (np.isfinite(table).all() and (table > 0).all()):
+        raise ValueError(f"rates must be positive and finite, got {rates!r}")
+    return table
+
+
+def _check_optimizer(optimizer) -> Callable[[list[Tensor]], torch.optim.Optimizer]:
+    if callable(optimizer):
+        return optimizer
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or a function, got {optimizer!r}")
+    return OPTIMIZERS[optimizer]
+
+
+def _check_records(record: int | Sequence[int], steps: int) -> list[int]:
+    """Ascending numbers of steps."""
+    if not isinstance(record, Sequence | np.ndarray):
+        check_count("record", record)
+        return sorted({round(steps * (k + 1) / record) for k in range(record)} - {0})
+    records = sorted({int(number) for number in record})
+    if not records or records[0] < 0 or records[-1] > steps or list(records) != sorted(map(float, record)):
+        raise ValueError(f"record must hold different numbers of steps from 0 to {steps}, got {record!r}")
+    return records
