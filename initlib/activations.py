@@ -10,7 +10,8 @@ Everything here follows from these integrals, which SciPy computes by adaptive q
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -171,10 +172,7 @@ def moments(activation: Activation, q: ArrayLike = 1.0) -> ActivationMoments:
     if variances.size == 0:
         raise ValueError("q is empty: there is nothing to compute")
     distinct, where = np.unique(variances, return_inverse=True)
-    # A module's own state and the global random state stay as they are.
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
-        if isinstance(function, nn.Module):
-            function = copy.deepcopy(function).cpu().double()
+    with _apart(function) as function:
         _check_function(function, distinct)
         integrals = _integrate(function, distinct)
     mean, second, derivative_mean, derivative_second, slope, stein = integrals
@@ -209,7 +207,8 @@ def gain(activation: Activation, q: float = 1.0, direction: str = "forward") -> 
     Raises
     ------
     TypeError, ValueError
-        As for :func:`moments`; if ``direction`` is neither of the two; if the moment is zero.
+        As for :func:`moments`; if ``q`` is not a single number; if ``direction`` is neither of the two; if the
+        moment is zero.
 
     Notes
     -----
@@ -222,6 +221,8 @@ def gain(activation: Activation, q: float = 1.0, direction: str = "forward") -> 
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction must be forward or backward, got {direction!r}")
+    if np.ndim(q) != 0:
+        raise ValueError(f"q must be a single number, got {q!r}")
     of = moments(activation, q)
     size = of.second / q if direction == "forward" else of.derivative_second
     if not size > 0:
@@ -358,6 +359,13 @@ def fixed_points(
     return tuple(found)
 
 
+@contextmanager
+def _apart(function: Callable[[Tensor], Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The function in double precision with gradients, whose own state and the global random state stay as they are."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        yield copy.deepcopy(function).cpu().double() if isinstance(function, nn.Module) else function
+
+
 def _integrate(function: Callable[[Tensor], Tensor], q: np.ndarray) -> np.ndarray:
     """The integrals of one function for every q at once, shape (6, len(q)).
 
@@ -412,10 +420,27 @@ def _integrate(function: Callable[[Tensor], Tensor], q: np.ndarray) -> np.ndarra
 def _kinks(
     function: Callable[[Tensor], Tensor], edges: Sequence[float], value_size: float, slope_size: float
 ) -> np.ndarray:
-    """Zero, and where the derivative jumps: cells in which it changes, halved down to rounding."""
+    """Zero, and where the derivative jumps: cells in which it changes, halved down to rounding.
+
+    What is left of a cell on either side of a kink is searched again, for a kink close to the first.
+    """
     positive = np.geomspace(edges[0] / 100, edges[-1], 20 * len(edges) + 100)
     grid = np.concatenate([-positive[::-1], [0.0], positive])
-    left, right = grid[:-1], grid[1:]
+    cells, found = (grid[:-1], grid[1:]), [np.zeros(1)]
+    for _ in range(6):
+        start, left, right, end = _jumps(function, *cells, value_size, slope_size)
+        if not left.size:
+            break
+        found.append(left)
+        cells = np.concatenate([start, right]), np.concatenate([left, end])
+    return np.concatenate(found)
+
+
+def _jumps(
+    function: Callable[[Tensor], Tensor], start: np.ndarray, end: np.ndarray, value_size: float, slope_size: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Those cells in which the derivative jumps: start, left and right of the largest jump, end."""
+    left, right = start, end
     low, high = _evaluate(function, left), _evaluate(function, right)
     change = _change(low, high)
     for step in range(60):
@@ -426,7 +451,8 @@ def _kinks(
         low, high = np.where(in_left, low, between), np.where(in_left, between, high)
         if step == 24:  # smooth changes have halved 25 times by now
             keep = _change(low, high) > 1e-6 * change
-            left, right, low, high = left[keep], right[keep], low[:, keep], high[:, keep]
+            start, left, right, end = (each[keep] for each in (start, left, right, end))
+            low, high = low[:, keep], high[:, keep]
     (values, slopes), sizes = np.abs(high - low), np.abs(high) + np.abs(low)
     jumps = values > 1e3 * sizes[1] * (right - left) + 1e-9 * (sizes[0] + value_size)
     if jumps.any():
@@ -434,7 +460,8 @@ def _kinks(
         raise ValueError(
             f"activation must be continuous: it jumps at u = {where:.6g}, where its derivative has no second moment"
         )
-    return np.concatenate([[0.0], left[slopes > 1e-8 * (sizes[1] + slope_size)]])
+    kinks = slopes > 1e-8 * (sizes[1] + slope_size)
+    return start[kinks], left[kinks], right[kinks], end[kinks]
 
 
 def _change(before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -451,6 +478,8 @@ def _evaluate(function: Callable[[Tensor], Tensor], u: np.ndarray) -> np.ndarray
     if not isinstance(value, Tensor) or value.shape != points.shape:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"activation must return a tensor of the shape it gets, {tuple(points.shape)}, got {got}")
+    if value.is_complex():
+        raise ValueError(f"activation must return real numbers, got {value.dtype}")
     derivative = torch.zeros_like(points)
     if value.requires_grad:
         (found,) = torch.autograd.grad(value.sum(), points, allow_unused=True)
@@ -478,9 +507,7 @@ def _check_function(function: Callable[[Tensor], Tensor], q: np.ndarray) -> None
 
 def _at_zero(function: Callable[[Tensor], Tensor]) -> tuple[float, float]:
     """Value at zero, and the mean square of the derivatives on either side of it."""
-    if isinstance(function, nn.Module):
-        function = copy.deepcopy(function).cpu().double()
-    with torch.enable_grad():
+    with _apart(function) as function:
         value, derivative = _evaluate(function, np.array([-1e-12, 0.0, 1e-12]))
     return float(value[1]), float((derivative[0] ** 2 + derivative[2] ** 2) / 2)
 
@@ -511,7 +538,6 @@ def _check_scale(gain: float, bias_std: float) -> None:
 
 
 def _check_search(search: Sequence[float]) -> tuple[float, float]:
-    low, high = search
-    if not 0 < low < high < math.inf:
+    if np.shape(search) != (2,) or not 0 < search[0] < search[1] < math.inf:
         raise ValueError(f"search must be two ascending positive numbers, got {search!r}")
-    return low, high
+    return tuple(search)
