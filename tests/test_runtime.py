@@ -1,6 +1,7 @@
 """Device, size and seeds of an experiment."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -127,3 +128,20 @@ def test_shift_moves_every_random_number(monkeypatch, on_cpu):
     for one, other in itertools.combinations(results, 2):
         for a, b in zip(one, other, strict=True):
             assert (np.asarray(a) != np.asarray(b)).all()
+
+
+@pytest.mark.parametrize("value", [1, 7, 2**70, np.int64(3), np.uint8(1)])
+def test_counts_are_positive_integers(value):
+    assert runtime.check_count("networks", value) is None
+
+
+@pytest.mark.parametrize("value", [0, -1, -(2**70), np.int32(0)])
+def test_count_below_one_is_refused_and_named(value):
+    with pytest.raises(ValueError, match=f"^networks must be at least 1, got {value}$"):
+        runtime.check_count("networks", value)
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_, 1.0, np.float64(2), "3", None, [1], torch.tensor(2)])
+def test_count_that_is_no_integer_is_refused_and_named(value):
+    with pytest.raises(TypeError, match=f"^networks must be an integer, got {re.escape(repr(value))}$"):
+        runtime.check_count("networks", value)
