@@ -176,6 +176,12 @@ def train(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if any(True for _ in model.buffers()):
         raise ValueError(f"model must not have buffers, got {', '.join(name for name, _ in model.named_buffers())}")
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"model has no parameters to train: {model}")
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    if not callable(loss):
+        raise TypeError(f"loss must be a function of outputs and targets, got {loss!r}")
     if batch > len(dataset.x):
         raise ValueError(f"batch must be at most the {len(dataset.x)} training samples, got {batch}")
     make_optimizer = _check_optimizer(optimizer)
@@ -198,7 +204,7 @@ def _train(model, dataset, arms, table, start, order, make_optimizer, loss, reco
     names = list(start)
     start = [start[name].to(device) for name in names]
     eta = torch.tensor(table, dtype=torch.float32, device=device)
-    displacement = [torch.zeros(*w.shape[:2], table.shape[1], *w.shape[3:], device=device) for w in start]
+    displacement = [w.new_zeros(*w.shape[:2], table.shape[1], *w.shape[3:]) for w in start]
     optimizer = make_optimizer(displacement)
 
     def weights():
@@ -208,15 +214,18 @@ def _train(model, dataset, arms, table, start, order, make_optimizer, loss, reco
     def of_member(parameters, x, y):
         return loss(functional_call(template, parameters, (x,)), y)
 
-    gradient = vmap(vmap(grad_and_value(of_member), in_dims=(0, None, None)))
+    # Targets are batched for members too: torch's batching rules for some losses (mse_loss) need it.
+    gradient = vmap(vmap(grad_and_value(of_member), in_dims=(0, None, 0)))
     x, y, order = dataset.x.to(device), dataset.y.to(device), order.to(device)
-    losses = torch.full((steps, seeds, eta.numel()), math.inf, device=device)
+    losses = eta.new_full((steps, seeds, eta.numel()), math.inf)
     alive = torch.ones(seeds, eta.numel(), dtype=torch.bool, device=device)
     diverged_at = torch.full((seeds, eta.numel()), -1, device=device)
     evaluated = [_evaluate(template, weights(), dataset, loss, alive)] if records[0] == 0 else []
     for step in tqdm(range(1, steps + 1), disable=not _watched(), leave=False):
         sample = order[step - 1]
-        gradients, values = gradient(weights(), x[sample], y[sample])
+        targets = y[sample].unsqueeze(1)
+        targets = targets.expand(-1, eta.numel(), *targets.shape[2:])
+        gradients, values = gradient(weights(), x[sample], targets)
         diverged_at[alive & ~values.isfinite()] = step
         alive &= values.isfinite()
         losses[step - 1] = torch.where(alive, values, math.inf)
@@ -273,11 +282,12 @@ def _evaluate(template, parameters, dataset, loss, alive) -> tuple[Tensor, Tenso
         right = (outputs.argmax(-1) == y).float().mean() if classes else outputs.new_full((), math.nan)
         return loss(outputs, y), right
 
-    both = vmap(vmap(of_member, in_dims=(0, None, None)), in_dims=(0, None, None))
+    both = vmap(vmap(of_member, in_dims=(0, None, 0)), in_dims=(0, None, 0))
     total = torch.zeros(2, *alive.shape, dtype=torch.float64, device="cpu")
     pieces = zip(dataset.x_test.split(_EVALUATED), dataset.y_test.split(_EVALUATED), strict=True)
     for x, y in pieces:
-        total += len(x) * torch.stack(both(parameters, x.to(device), y.to(device))).cpu().double()
+        targets = y.to(device).expand(*alive.shape, *y.shape)
+        total += len(x) * torch.stack(both(parameters, x.to(device), targets)).cpu().double()
     values, right = total / len(dataset.x_test)
     fine = alive.cpu() & values.isfinite()
     return torch.where(fine, values, math.inf), torch.where(fine, right, 0.0 if classes else math.nan)
@@ -313,12 +323,13 @@ def _check_arms(arms: Mapping[str, Arm]) -> dict[str, Arm]:
 
 def _check_rates(rates, arms: Mapping[str, Arm]) -> np.ndarray:
     """Rates as an array (arms, rates)."""
-    if isinstance(rates, Mapping):
-        if set(rates) != set(arms):
-            raise ValueError(f"rates must name the arms {', '.join(arms)}, got {', '.join(map(str, rates))}")
-        rows = [np.atleast_1d(np.asarray(rates[name], dtype=float)) for name in arms]
-    else:
-        rows = [np.atleast_1d(np.asarray(rates, dtype=float))] * len(arms)
+    if isinstance(rates, Mapping) and set(rates) != set(arms):
+        raise ValueError(f"rates must name the arms {', '.join(arms)}, got {', '.join(map(str, rates))}")
+    of_arms = [rates[name] if isinstance(rates, Mapping) else rates for name in arms]
+    try:
+        rows = [np.atleast_1d(np.asarray(each, dtype=float)) for each in of_arms]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"rates must be numbers, got {rates!r}") from error
     if len({row.shape for row in rows}) > 1 or rows[0].ndim != 1 or rows[0].size == 0:
         raise ValueError(f"rates must be equally many for each arm, at least one, got {rates!r}")
     table = np.stack(rows)
@@ -330,17 +341,17 @@ def _check_rates(rates, arms: Mapping[str, Arm]) -> np.ndarray:
 def _check_optimizer(optimizer) -> Callable[[list[Tensor]], torch.optim.Optimizer]:
     if callable(optimizer):
         return optimizer
-    if optimizer not in OPTIMIZERS:
+    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or a function, got {optimizer!r}")
     return OPTIMIZERS[optimizer]
 
 
 def _check_records(record: int | Sequence[int], steps: int) -> list[int]:
     """Ascending numbers of steps."""
-    if not isinstance(record, Sequence | np.ndarray):
+    if np.ndim(record) == 0:
         check_count("record", record)
         return sorted({round(steps * (k + 1) / record) for k in range(record)} - {0})
-    records = sorted({int(number) for number in record})
-    if not records or records[0] < 0 or records[-1] > steps or list(records) != sorted(map(float, record)):
+    records = sorted(record)
+    if not records or len(set(records)) < len(records) or not set(records) <= set(range(steps + 1)):
         raise ValueError(f"record must hold different numbers of steps from 0 to {steps}, got {record!r}")
-    return records
+    return [int(number) for number in records]
