@@ -190,6 +190,10 @@ def test_epochs_are_shuffled_and_every_replicate_has_its_own_order():
             assert epoch.sum(0).max() == 1
     assert len({each.tobytes() for each in order}) == 5
     assert len({step.tobytes() for step in order[0]}) > 3
+    whole = order_of(24, batch=8, steps=6, seeds=5)  # the batches too are shuffled, not only the samples left out
+    assert len({replicate[0].tobytes() for replicate in whole}) > 2
+    assert (whole[:, :3].sum(1) == 1).all()
+    assert (whole[:, :3] != whole[:, 3:]).any()
     full = order_of(24, batch=24, steps=3)
     assert (full == 1).all()
 
