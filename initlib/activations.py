@@ -66,7 +66,7 @@ class ActivationMoments:
     derivative_mean, derivative_second
         :math:`\mathrm{E}[\phi'(u)]` and :math:`\mathrm{E}[\phi'(u)^2]`.
     second_slope
-        :math:`\mathrm d\,\mathrm{E}[\phi(\sqrt q\,z)^2] / \mathrm dq = \mathrm{E}[\phi(u)^2\,(u^2/q - 1)]\,/\,2q`.
+        :math:`\mathrm d\,\mathrm{E}[\phi(\sqrt q\,z)^2] / \mathrm dq = \mathrm{E}[u\,\phi(u)\,\phi'(u)]\,/\,q`.
     variance
         :math:`\mathrm{E}[\phi(u)^2] - \mathrm{E}[\phi(u)]^2`: not what a layer needs, as chapter 06 shows.
     """
@@ -154,7 +154,8 @@ def moments(activation: Activation, q: ArrayLike = 1.0) -> ActivationMoments:
     Notes
     -----
     The derivative is autograd's, and must satisfy :math:`q\,\mathrm{E}[\phi'(u)] = \mathrm{E}[u\,\phi(u)]` (Stein).
-    Kinks need not be known: they are located to rounding, and the panels of the quadrature end there.
+    Kinks need not be known: they are located to rounding, and the panels of the quadrature end there. What is
+    narrower than a hundredth of both :math:`\sqrt q` and one may be missed.
 
     Introduced in chapter 07.
 
@@ -266,7 +267,7 @@ def variance_map(activation: Activation, q: ArrayLike, *, gain: float = 1.0, bia
 def variance_map_slope(activation: Activation, q: ArrayLike, *, gain: float = 1.0) -> np.ndarray:
     r"""Derivative of :func:`variance_map` with respect to ``q``, whatever the biases.
 
-    By differentiating the density, :math:`g^2\,\mathrm{E}[\phi(u)^2(u^2/q - 1)]/2q`; for smooth :math:`\phi` it equals
+    :math:`g^2\,\mathrm{E}[u\,\phi(u)\,\phi'(u)]/q`, which for smooth :math:`\phi` equals
     :math:`g^2\,\mathrm{E}[\phi'(u)^2 + \phi(u)\phi''(u)]`.
 
     Parameters
@@ -350,7 +351,9 @@ def fixed_points(
     found = []
     at_zero, slope = _at_zero(get(activation))
     if bias_std == 0 and abs(at_zero) < 1e-15:
-        found.append(FixedPoint(0.0, gain**2 * slope, "stable" if signs[0] < 0 else "unstable"))
+        slope *= gain**2  # where it is one, the nearest point of the grid decides
+        shrinks = slope < 1 if abs(slope - 1) > 1e-9 else signs[0] < 0
+        found.append(FixedPoint(0.0, slope, "stable" if shrinks else "unstable"))
     for (left, right), (before, after) in zip(pairwise(grid), pairwise(signs), strict=True):
         if before != after:
             q = _root(excess, left, right)
@@ -380,7 +383,9 @@ def _integrate(function: Callable[[Tensor], Tensor], q: np.ndarray) -> np.ndarra
     # Rough sizes: in their units every integral is of order one.
     second, derivative_second = (np.where(s > 0, s, 1.0) for s in (second, derivative_second))
     root, derivative_root = np.sqrt(second), np.sqrt(derivative_second)
-    unit = np.stack([root, second, derivative_root, derivative_second, second / q, root / np.sqrt(q)])
+    unit = np.stack(
+        [root, second, derivative_root, derivative_second, root * derivative_root / np.sqrt(q), root / np.sqrt(q)]
+    )
 
     def integrand(nodes):
         u = nodes[:, 0]
@@ -389,7 +394,7 @@ def _integrate(function: Callable[[Tensor], Tensor], q: np.ndarray) -> np.ndarra
         u = u[:, None] / np.sqrt(q)
         value, derivative = value / root, derivative / derivative_root
         squared = value**2
-        parts = (value, squared, derivative, derivative**2, squared * (u**2 - 1) / 2, value * u)
+        parts = (value, squared, derivative, derivative**2, value * derivative * u, value * u)
         with np.errstate(invalid="ignore"):
             products = np.stack([np.where(weight > 0, part * weight, 0.0) for part in parts], axis=1)
         if not np.isfinite(products).all():
@@ -404,7 +409,7 @@ def _integrate(function: Callable[[Tensor], Tensor], q: np.ndarray) -> np.ndarra
     with np.errstate(over="ignore"):
         ends = np.abs(integrand(np.array([[-reach], [reach]]))[:, :, -1]).max()
         if ends * reach > 1e-12:
-            raise ValueError(f"activation grows too fast: its moments diverge at q = {q.max():.6g}")
+            raise ValueError(f"activation grows too fast: its moments diverge, or nearly so, at q = {q.max():.6g}")
         # A call for each panel: given several at once, SciPy may refine others than the worst.
         for left, right in pairwise(edges):
             panel = cubature(integrand, [left], [right], rtol=1e-12, atol=1e-13, max_subdivisions=2000)

@@ -125,7 +125,7 @@ def train(
     ----------
     model : torch.nn.Module
         The network, as a template: it is copied, not changed. What an arm does not set starts as it is
-        here.
+        here; what does not require a gradient stays as it started.
     dataset : Dataset
         ``y`` holds classes, or targets of another kind for another loss.
     arms : mapping of str to scheme, name or callable
@@ -201,7 +201,7 @@ def _train(model, dataset, arms, table, start, order, make_optimizer, loss, reco
     """The loop; ``start`` maps names to tensors of shape (seeds, arms, 1, ...)."""
     steps, seeds = order.shape[:2]
     template = copy.deepcopy(model).to(device)
-    names = list(start)
+    names, frozen = list(start), {name for name, p in model.named_parameters() if not p.requires_grad}
     start = [start[name].to(device) for name in names]
     eta = torch.tensor(table, dtype=torch.float32, device=device)
     displacement = [w.new_zeros(*w.shape[:2], table.shape[1], *w.shape[3:]) for w in start]
@@ -230,7 +230,7 @@ def _train(model, dataset, arms, table, start, order, make_optimizer, loss, reco
         alive &= values.isfinite()
         losses[step - 1] = torch.where(alive, values, math.inf)
         for name, d in zip(names, displacement, strict=True):
-            d.grad = gradients[name].reshape(d.shape)
+            d.grad = torch.zeros_like(d) if name in frozen else gradients[name].reshape(d.shape)
         optimizer.step()
         if step in records:
             evaluated.append(_evaluate(template, weights(), dataset, loss, alive))

@@ -991,3 +991,21 @@ def test_moments_and_points_cannot_be_changed():
     for thing in (moments("relu"), activations.FixedPoint(1.0, 0.5, "stable")):
         with pytest.raises(AttributeError):
             thing.q = 3
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softplus", "tanh", "gelu"])
+def test_slope_keeps_its_digits_where_the_signal_is_tiny(name):
+    q = 1e-12
+    u = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    value = activations.get(name)(u)
+    (first,) = torch.autograd.grad(value, u, create_graph=True)
+    (second,) = torch.autograd.grad(first, u, allow_unused=True)
+    second = 0.0 if second is None else float(second)
+    exact = float(first) ** 2 + float(value) * second
+    assert float(activations.moments(name, q).second_slope) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(("excess", "kind"), [(1e-6, "unstable"), (-1e-6, "stable")])
+def test_slope_decides_what_zero_is_even_when_the_search_starts_above_the_next_fixed_point(excess, kind):
+    zero = activations.fixed_points("tanh", gain=1 + excess)[0]
+    assert (zero.q, zero.kind) == (0.0, kind)

@@ -154,6 +154,19 @@ def test_optimizer_of_one_s_own_is_used():
     agrees_with_plain_loops(MODEL, CLASSES, nesterov(1.0), nesterov, [0.1, 0.3], F.cross_entropy)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_requires_no_gradient_stays_as_it_started(optimizer):
+    model = nets.mlp([5, 6, 3], "tanh")
+    for parameter in model[2].parameters():
+        parameter.requires_grad_(False)
+    only_first = run(model, optimizer=optimizer)
+    everything = run(copy.deepcopy(model).requires_grad_(True), optimizer=optimizer)
+    assert np.array_equal(only_first.loss[..., 0], everything.loss[..., 0])
+    assert not np.array_equal(only_first.loss[..., 1], everything.loss[..., 1])
+    nothing = run(copy.deepcopy(model).requires_grad_(False), optimizer=optimizer, record=[0, 7])
+    assert np.array_equal(nothing.test_loss[..., 0], nothing.test_loss[..., 1])
+
+
 def test_targets_that_are_no_classes_are_regressed():
     model = nets.mlp([5, 6, 2], "tanh", bias=False)
     found = agrees_with_plain_loops(model, targets(), "sgd", OF_TORCH["sgd"], [0.05, 0.3], F.mse_loss)
