@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.integrate import cubature
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -321,9 +321,9 @@ def fixed_points(
 
     Notes
     -----
-    Sign changes of :math:`\mathrm{map}(q) - q` on a logarithmic grid of eight points a decade, refined by Brent's
-    method. Two fixed points closer than the grid can be missed, and so can one where the map only
-    touches the diagonal. What is stable is decided by the sign on either side, so also where the slope is one.
+    Sign changes of :math:`\mathrm{map}(q) - q` on a logarithmic grid of eight points a decade and the turning points
+    between them, refined by Brent's method. A fixed point where the map only touches the diagonal can be
+    missed. What is stable is decided by the sign on either side, so also where the slope is one.
 
     Introduced in chapter 07.
 
@@ -336,13 +336,13 @@ def fixed_points(
     """
     _check_scale(gain, bias_std)
     low, high = _check_search(search)
-    points = max(8, math.ceil(8 * math.log10(high / low))) + 1
-    grid = np.geomspace(low, high, points)
+    # An even number of points, so that the middle, where a fixed point often is, is none of them.
+    grid = np.geomspace(low, high, 2 * max(4, math.ceil(4 * math.log10(high / low))) + 2)
 
     def excess(q):
         return variance_map(activation, q, gain=gain, bias_std=bias_std) / q - 1
 
-    values = excess(grid)
+    grid, values = _with_turns(excess, grid)
     values[np.abs(values) < 1e-10] = 0.0
     if not values.any():
         middle = math.sqrt(low * high)
@@ -515,6 +515,22 @@ def _at_zero(function: Callable[[Tensor], Tensor]) -> tuple[float, float]:
     with _apart(function) as function:
         value, derivative = _evaluate(function, np.array([-1e-12, 0.0, 1e-12]))
     return float(value[1]), float((derivative[0] ** 2 + derivative[2] ** 2) / 2)
+
+
+def _with_turns(excess: Callable, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The grid and its values, with the points at which the excess turns round just past zero: two roots are near."""
+    values = excess(grid)
+    turns = []
+    for k in range(1, len(grid) - 1):
+        sign = np.sign(values[k])
+        before, here, after = sign * values[k - 1 : k + 2]
+        if 1e-10 < here < min(before, after):
+            ends = np.log(grid[[k - 1, k + 1]])
+            turn = minimize_scalar(lambda t, s=sign: s * float(excess(math.exp(t))), bounds=ends, method="bounded")
+            if turn.fun < 0:
+                turns.append(math.exp(turn.x))
+    grid = np.sort(np.concatenate([grid, turns]))
+    return grid, excess(grid) if turns else values
 
 
 def _carry_back(signs: np.ndarray) -> np.ndarray:

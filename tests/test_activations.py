@@ -1009,3 +1009,15 @@ def test_slope_keeps_its_digits_where_the_signal_is_tiny(name):
 def test_slope_decides_what_zero_is_even_when_the_search_starts_above_the_next_fixed_point(excess, kind):
     zero = activations.fixed_points("tanh", gain=1 + excess)[0]
     assert (zero.q, zero.kind) == (0.0, kind)
+
+
+@pytest.mark.parametrize("bias_variance", [0.1265, 0.13, 0.145])
+def test_pair_of_fixed_points_closer_than_the_grid_is_found(bias_variance):
+    """GELU with biases: stable at one from 0.126 on, and an unstable point above it that moves away."""
+    kept = gain("gelu") * math.sqrt(1 - bias_variance)
+    low, high = fixed_points("gelu", gain=kept, bias_std=math.sqrt(bias_variance))
+    assert (low.kind, high.kind) == ("stable", "unstable")
+    assert low.q == pytest.approx(1, rel=1e-6)
+    assert low.slope < 1 < high.slope
+    mapped = variance_map("gelu", high.q, gain=kept, bias_std=math.sqrt(bias_variance))
+    assert high.q == pytest.approx(float(mapped), rel=1e-9)
