@@ -1,9 +1,10 @@
 r"""Training many networks at once: seeds × schemes × learning rates in one batched computation.
 
 One network is a draw. What a scheme does to training is a statement about a distribution, so each arm of an
-experiment is trained from many seeds, and at its own best learning rate. The members' weights are stacked and the
-gradient is taken for all of them together (``torch.func.vmap``). Replicate :math:`k` has the same random numbers in
-every arm and at every rate, for the weights and for the order of the samples: arms are compared pair by pair.
+experiment is trained from many seeds, and at its own best learning rate. The members' weights are stacked and their
+losses computed together (``torch.func.vmap``), so that one backward pass gives every gradient. Replicate :math:`k` has
+the same random numbers in every arm and at every rate, for the weights and for the order of the samples: arms are
+compared pair by pair.
 """
 
 import copy
@@ -11,13 +12,14 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from tqdm import tqdm
 
@@ -164,7 +166,8 @@ def train(
     Weights are :math:`\theta = \theta_0 + \eta\,d`, and torch's optimiser moves the displacement :math:`d` at a
     learning rate of one: its state does not depend on :math:`\eta`, so that a single optimiser serves every
     rate. Members do not mix: one that blows up leaves the others as they would have been, to within
-    rounding. Computed in single precision, on one thread of a CPU (small matrices are multiplied faster that way).
+    rounding. Computed in single precision; on a CPU in two halves, each on one thread (small matrices are
+    multiplied faster that way).
 
     Introduced in chapter 05.
     """
@@ -188,16 +191,24 @@ def train(
     records = _check_records(record, steps)
 
     device = runtime.device()
-    numbers = torch.randint(2**62, (seeds,), generator=runtime.generator(seed))
-    generators = [torch.Generator().manual_seed(int(number)) for number in numbers]
-    states = [generator.get_state() for generator in generators]
-    start = _draw(model, arms, generators, states)
-    order = torch.stack([_shuffled(len(dataset.x), batch, steps, generator) for generator in generators], 1)
-    with _one_thread(device):
-        return _train(model, dataset, arms, table, start, order, make_optimizer, loss, records, device)
+    with torch.inference_mode(False), torch.enable_grad(), _one_thread(device):
+        numbers = torch.randint(2**62, (seeds,), generator=runtime.generator(seed))
+        generators = [torch.Generator().manual_seed(int(number)) for number in numbers]
+        start = _draw(model, arms, generators)
+        order = torch.stack([_shuffled(len(dataset.x), batch, steps, generator) for generator in generators], 1)
+        # Two halves side by side if there are cores for them; the same halves, and so the same numbers, if not.
+        halves = torch.arange(seeds).tensor_split(2 if device.type == "cpu" and seeds > 1 else 1)
+
+        def of_seeds(half):
+            weights, shown = {name: w[half] for name, w in start.items()}, half[0] == 0 and _watched()
+            return _train(model, dataset, table, weights, order[:, half], make_optimizer, loss, records, device, shown)
+
+        with ThreadPoolExecutor(len(halves)) as pool:
+            columns = zip(*pool.map(of_seeds, halves), strict=True)
+            return Runs(tuple(arms), table, np.array(records), *(np.concatenate(parts, 2) for parts in columns))
 
 
-def _train(model, dataset, arms, table, start, order, make_optimizer, loss, records, device):
+def _train(model, dataset, table, start, order, make_optimizer, loss, records, device, shown):
     """The loop; ``start`` maps names to tensors of shape (seeds, arms, 1, ...)."""
     steps, seeds = order.shape[:2]
     template = copy.deepcopy(model).to(device)
@@ -208,29 +219,27 @@ def _train(model, dataset, arms, table, start, order, make_optimizer, loss, reco
     optimizer = make_optimizer(displacement)
 
     def weights():
+        """Of all members, in the order (seeds, arms, rates)."""
         moved = (w + eta.reshape(*eta.shape, *[1] * (w.ndim - 3)) * d for w, d in zip(start, displacement, strict=True))
-        return dict(zip(names, (w.flatten(1, 2) for w in moved), strict=True))  # (seeds, arms · rates, ...)
+        return dict(zip(names, (w.flatten(0, 2) for w in moved), strict=True))
 
-    def of_member(parameters, x, y):
-        return loss(functional_call(template, parameters, (x,)), y)
-
-    # Targets are batched for members too: torch's batching rules for some losses (mse_loss) need it.
-    gradient = vmap(vmap(grad_and_value(of_member), in_dims=(0, None, 0)))
+    of_members = vmap(lambda parameters, x, y: loss(functional_call(template, parameters, (x,)), y))
     x, y, order = dataset.x.to(device), dataset.y.to(device), order.to(device)
     losses = eta.new_full((steps, seeds, eta.numel()), math.inf)
     alive = torch.ones(seeds, eta.numel(), dtype=torch.bool, device=device)
     diverged_at = torch.full((seeds, eta.numel()), -1, device=device)
     evaluated = [_evaluate(template, weights(), dataset, loss, alive)] if records[0] == 0 else []
-    for step in tqdm(range(1, steps + 1), disable=not _watched(), leave=False):
-        sample = order[step - 1]
-        targets = y[sample].unsqueeze(1)
-        targets = targets.expand(-1, eta.numel(), *targets.shape[2:])
-        gradients, values = gradient(weights(), x[sample], targets)
+    for step in tqdm(range(1, steps + 1), disable=not shown, leave=False):
+        sample = order[step - 1].repeat_interleave(eta.numel(), 0)
+        parameters = {name: w.requires_grad_() for name, w in weights().items()}
+        values = of_members(parameters, x[sample], y[sample])
+        gradients = torch.autograd.grad(values.sum(), list(parameters.values()), materialize_grads=True)
+        values = values.detach().view_as(alive)
         diverged_at[alive & ~values.isfinite()] = step
         alive &= values.isfinite()
         losses[step - 1] = torch.where(alive, values, math.inf)
-        for name, d in zip(names, displacement, strict=True):
-            d.grad = torch.zeros_like(d) if name in frozen else gradients[name].reshape(d.shape)
+        for name, d, gradient in zip(names, displacement, gradients, strict=True):
+            d.grad = torch.zeros_like(d) if name in frozen else gradient.view_as(d)
         optimizer.step()
         if step in records:
             evaluated.append(_evaluate(template, weights(), dataset, loss, alive))
@@ -239,17 +248,16 @@ def _train(model, dataset, arms, table, start, order, make_optimizer, loss, reco
         return values.unflatten(2, eta.shape).permute(2, 3, 1, 0).cpu().numpy()
 
     test_loss, test_accuracy = (tidy(torch.stack(column)) for column in zip(*evaluated, strict=True))
-    return Runs(
-        tuple(arms), table, np.array(records), tidy(losses), test_loss, test_accuracy, tidy(diverged_at[None])[..., 0]
-    )
+    return tidy(losses), test_loss, test_accuracy, tidy(diverged_at[None])[..., 0]
 
 
-def _draw(model, arms, generators, states) -> dict[str, Tensor]:
+def _draw(model, arms, generators) -> dict[str, Tensor]:
     """Weights of every seed and arm, (seeds, arms, 1, ...): the same random numbers in each arm."""
     scratch = copy.deepcopy(model).cpu().float()
     untouched = copy.deepcopy(scratch.state_dict())
     members = []
-    for generator, state in zip(generators, states, strict=True):
+    for generator in generators:
+        state = generator.get_state()
         for arm in arms.values():
             scratch.load_state_dict(untouched)
             generator.set_state(state)
@@ -282,12 +290,14 @@ def _evaluate(template, parameters, dataset, loss, alive) -> tuple[Tensor, Tenso
         right = (outputs.argmax(-1) == y).float().mean() if classes else outputs.new_full((), math.nan)
         return loss(outputs, y), right
 
-    both = vmap(vmap(of_member, in_dims=(0, None, 0)), in_dims=(0, None, 0))
+    # Targets are batched over members too: torch's batching rules for some losses (mse_loss) need it.
+    both = vmap(of_member, in_dims=(0, None, 0))
     total = torch.zeros(2, *alive.shape, dtype=torch.float64, device="cpu")
     pieces = zip(dataset.x_test.split(_EVALUATED), dataset.y_test.split(_EVALUATED), strict=True)
     for x, y in pieces:
-        targets = y.to(device).expand(*alive.shape, *y.shape)
-        total += len(x) * torch.stack(both(parameters, x.to(device), targets)).cpu().double()
+        targets = y.to(device).expand(alive.numel(), *y.shape)
+        part = torch.stack(both(parameters, x.to(device), targets)).view(2, *alive.shape)
+        total += len(x) * part.cpu().double()
     values, right = total / len(dataset.x_test)
     fine = alive.cpu() & values.isfinite()
     return torch.where(fine, values, math.inf), torch.where(fine, right, 0.0 if classes else math.nan)
