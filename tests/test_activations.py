@@ -882,7 +882,7 @@ def test_what_is_no_activation_is_refused_with_the_reason(kind):
 
 
 @pytest.mark.parametrize("call", [moments, gain, fixed_points, lambda a: variance_map(a, 1.0)])
-@pytest.mark.parametrize("activation", [nn.Tanh, None, 3, ["relu"]], ids=str)
+@pytest.mark.parametrize("activation", [nn.Tanh, None, 3, ["relu"]], ids=["class", "None", "number", "list"])
 def test_classes_and_other_things_are_refused(call, activation):
     with pytest.raises(TypeError, match="activation must be a name, a module or a function, got"):
         call(activation)

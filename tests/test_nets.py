@@ -47,7 +47,11 @@ def test_activation_of_an_mlp_is_the_rectifier_unless_it_is_named():
     torch.testing.assert_close(middle(inputs(4, 5)), middle[2](torch.relu(middle[0](inputs(4, 5)))))
 
 
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, torch.sin, nn.PReLU(), lambda u: u**3], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    [*ACTIVATIONS, torch.sin, nn.PReLU(), lambda u: u**3],
+    ids=[*ACTIVATIONS, "function", "module", "lambda"],
+)
 def test_elementwise_is_the_activation_as_a_module(activation):
     module, u = Elementwise(activation), inputs(3, 4)
     function = ACTIVATIONS[activation] if isinstance(activation, str) else activation
