@@ -9,6 +9,7 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.model`: a scheme over a whole model
 - :mod:`initlib.checks`: predicted against measured, with the standard error
 - :mod:`initlib.activations`: an activation as its Gaussian moments
+- :mod:`initlib.weight_free`: a layer that sees nothing of its input but the Gram matrix
 - :mod:`initlib.signal`: moments of many random networks, forward and backward
 - :mod:`initlib.nets`: the networks of the training experiments
 - :mod:`initlib.data`: small real data that come with a package

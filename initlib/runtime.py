@@ -9,6 +9,8 @@ Two environment variables govern every experiment of the book:
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -121,6 +123,46 @@ def rng(n: int = 0) -> np.random.Generator:
     Introduced in chapter 01.
     """
     return np.random.default_rng(seed(n))
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """One torch thread on a CPU, for work that runs side by side in threads of its own.
+
+    Stacks of small matrices are slower on several threads, and far slower on busy ones.
+
+    Notes
+    -----
+    Introduced in chapter 05.
+    """
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in double precision; on the CPU if its device, as Apple's GPUs, has none.
+
+    Notes
+    -----
+    Introduced in chapter 02.
+    """
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def norm(x: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
+    """Euclidean norm along ``dim``, in double precision: squares of single precision may overflow.
+
+    Notes
+    -----
+    Introduced in chapter 02.
+    """
+    x = x.cpu() if x.device.type == "mps" else x
+    return torch.linalg.vector_norm(x, dim=dim, dtype=torch.float64)
 
 
 def check_count(name: str, value: int) -> None:

@@ -7,9 +7,14 @@ A network of depth :math:`L` has widths :math:`n_0, \dots, n_L`. With :math:`x^0
 
 and the gradient of a loss :math:`\ell` travels back from a :math:`\partial\ell/\partial x^L` that is drawn at random.
 Nothing is trained: this is the network as it was initialised.
+
+Two samplers give the same law. One draws every weight matrix. The other draws none: with normal weights, what a layer
+makes of its input depends on nothing but the input's Gram matrix.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -21,11 +26,24 @@ from initlib import activations, runtime, schemes
 from initlib.activations import Activation
 from initlib.checks import mean_and_se
 from initlib.fans import Fans
-from initlib.runtime import check_count
-from initlib.schemes import Initializer
+from initlib.runtime import check_count, norm
+from initlib.schemes import Initializer, Scheme
+from initlib.weight_free import WeightFree
 
-#: Largest stack of weights held at once, in bytes: networks are drawn in chunks of this size.
+#: Largest stack of weights, or of signals, held at once, in bytes: networks are drawn in chunks of this size.
 CHUNK_BYTES = 256 * 2**20
+
+#: Added to the sample variance before a normalisation divides by its root, as by ``torch.nn.BatchNorm1d``.
+EPS = 1e-5
+
+#: What ``normalize`` may be.
+NORMALIZATIONS = (None, "batch", "scale_and_bias")
+
+#: What ``sampler`` may be.
+SAMPLERS = ("auto", "explicit", "weight_free")
+
+# Signals of one layer that a CPU thread works on at once: few enough for its cache.
+_CACHED = 2**19
 
 
 @dataclass(frozen=True)
@@ -96,9 +114,12 @@ def propagate(
     samples: int | None = None,
     inputs: Tensor | None = None,
     bias_std: float = 0.0,
+    normalize: str | None = None,
+    residual: float | None = None,
     observe: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    sampler: str = "auto",
 ) -> Trace:
     r"""Send samples forward and a random gradient back through many independent networks.
 
@@ -119,6 +140,15 @@ def propagate(
         Inputs given instead of drawn; the first form is shared by all networks.
     bias_std : float
         Standard deviation of the normal biases; no biases if 0.
+    normalize : {None, "batch", "scale_and_bias"}
+        Whether the activation acts on :math:`\hat u = (u - \langle u\rangle) / \sqrt{\langle u^2\rangle -
+        \langle u\rangle^2 + \epsilon}`, unit by unit, with means over the samples and :math:`\epsilon` of
+        :data:`EPS`. With ``"batch"`` the gradient also flows through the two statistics, as in batch
+        normalisation; with ``"scale_and_bias"`` they count as constants, as after data-dependent initialisation.
+        The moments of the trace remain those of :math:`u`.
+    residual : float, optional
+        :math:`\alpha` in :math:`x^l = x^{l-1} + \alpha\,\phi(u^l)`, in every layer whose widths before and
+        behind agree. None: no layer has a skip connection.
     observe : mapping of str to callable, optional
         Further statistics: each gets the pre-activations of a layer, (networks, T, n_l), and
         returns one entry per network, (networks, ...).
@@ -126,6 +156,9 @@ def propagate(
         Number of the experiment, see :func:`initlib.runtime.seed`.
     dtype : torch.dtype
         Floating-point type of the computation; moments are averaged in double precision.
+    sampler : {"auto", "explicit", "weight_free"}
+        ``"explicit"`` draws every weight. ``"weight_free"`` draws none where samples are fewer than inputs:
+        for schemes of normal distribution, in single or double precision. ``"auto"``: the faster one.
 
     Returns
     -------
@@ -143,7 +176,17 @@ def propagate(
     summed over the samples. Then :math:`\partial\ell/\partial u^L = \phi'(u^L)\,\partial\ell/\partial x^L`. Runs on
     :func:`initlib.runtime.device`. The networks are drawn in chunks of at most ``CHUNK_BYTES``.
 
-    Introduced in chapter 02.
+    Both samplers have the same law at every width, up to rounding. For the second, take a layer's input :math:`X`, one
+    row a sample, its Gram matrix :math:`K = X X^\top` and weights of variance :math:`\sigma_w^2`. Forward,
+    :math:`X W^\top` has the law of :math:`U = \sigma_w C Z` with :math:`C C^\top = K` and :math:`Z` of entries
+    :math:`N(0, 1)`. Backward, a gradient :math:`D` that depends on :math:`W` through :math:`U` alone gets
+
+    .. math:: D W = D U^\top K^{-1} X + F\,(1 - X^\top K^{-1} X),
+
+    the conditional mean given :math:`U`, and a fresh :math:`F` of the law of :math:`D W'`, projected onto what
+    :math:`X` left open. It is known as the conditioning technique (Bolthausen 2014).
+
+    Introduced in chapter 02; ``sampler`` in chapter 08, ``normalize`` in chapter 09.
 
     Examples
     --------
@@ -170,13 +213,30 @@ def propagate(
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type, got {dtype}")
 
+    if normalize not in NORMALIZATIONS:
+        raise ValueError(f"normalize must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalize!r}")
+    samples = samples or inputs.shape[-2]
+    if normalize and samples < 2:
+        raise ValueError(f"normalize needs at least 2 samples, got {samples}")
+    if residual is not None and not math.isfinite(residual):
+        raise ValueError(f"residual must be a finite number or None, got {residual!r}")
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {sampler!r}")
+    for each, (m, n) in zip(layer_schemes, pairwise(widths), strict=True):
+        each.check(torch.empty(1, dtype=dtype), Fans(m, n))
+    weight_free = _chooses_weight_free(sampler, widths, layer_schemes, samples, dtype)
+
     device = runtime.device()
     generator = runtime.generator(seed, device)
     size = torch.empty(0, dtype=dtype).element_size()
-    bytes_per_network = size * sum(m * n for m, n in pairwise(widths))
-    chunk = max(1, min(networks, CHUNK_BYTES // bytes_per_network))
-    parts = []
-    for start in range(0, networks, chunk):
+    if weight_free:
+        held = samples * max(widths) if device.type == "cpu" else samples * sum(widths)
+        chunk = max(1, (_CACHED if device.type == "cpu" else CHUNK_BYTES // size) // held)
+    else:
+        chunk = max(1, CHUNK_BYTES // (size * sum(m * n for m, n in pairwise(widths))))
+    step = _Step(activation, normalize)
+
+    def of_chunk(start: int, generator: torch.Generator):
         count = min(chunk, networks - start)
         if inputs is None:
             x = torch.empty(count, samples, widths[0], dtype=dtype, device=device)
@@ -184,41 +244,68 @@ def propagate(
         else:
             x = inputs.detach().to(device, dtype)
             x = x.expand(count, *x.shape) if x.ndim == 2 else x[start : start + count]
-        parts.append(_explicit(x, widths, layer_schemes, activation, bias_std, dict(observe or {}), generator))
+        layers = [
+            (WeightFree if weight_free and m > samples else _Drawn)(scheme, m, n, generator)
+            for scheme, (m, n) in zip(layer_schemes, pairwise(widths), strict=True)
+        ]
+        return _run(x, layers, step, bias_std, residual, dict(observe or {}), generator)
+
+    starts = range(0, networks, chunk)
+    if weight_free:
+        # A stream of its own for each chunk, so that the numbers do not depend on how many run side by side.
+        numbers = torch.randint(2**62, (len(starts),), generator=runtime.generator(seed))
+        streams = [torch.Generator(device).manual_seed(int(number)) for number in numbers]
+        side_by_side = torch.get_num_threads() if device.type == "cpu" else 1
+        with runtime.one_thread(device), ThreadPoolExecutor(min(side_by_side, len(starts))) as pool:
+            parts = list(pool.map(of_chunk, starts, streams))
+    else:
+        parts = [of_chunk(start, generator) for start in starts]
     moments, observed = (_merge(column) for column in zip(*parts, strict=True))
     return Trace(**moments, observed=observed)
 
 
 @torch.no_grad()  # an activation's own parameters must not start a graph
-def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator):
-    """Moments of one chunk of networks whose weight matrices are all drawn and kept."""
+def _run(x, layers, step, bias_std, residual, observe, generator):
+    """Moments of one chunk of networks.
+
+    Of every layer the pre-activations are kept; its activations are computed again on the way back.
+    """
     count = len(x)
-    weights, pullbacks, squares = [], [], [_square(x)]
-    forward = [_sample_moments(x)]
+    entering, skips, us, biases, first = x, [], [], [], []
+    squares, forward = [_square(x)], [_sample_moments(x)]
     observed = {name: [] for name in observe}
-    for layer, (m, n) in enumerate(pairwise(widths)):
-        w = torch.empty(count, n, m, dtype=x.dtype, device=x.device)
-        layer_schemes[layer].fill_(w, Fans(m, n), generator=generator)
-        u = x @ w.mT
+    skipped = [residual is not None and layer.m == layer.n for layer in layers]
+    for layer, skip in zip(layers, skipped, strict=True):
+        u = layer.forward(x, squares[-1])
+        b = None
         if bias_std:
-            b = torch.empty(count, 1, n, dtype=x.dtype, device=x.device)
-            u = u + b.normal_(0, bias_std, generator=generator)
+            b = torch.empty(count, 1, layer.n, dtype=x.dtype, device=x.device).normal_(0, bias_std, generator=generator)
+            u = u + b
         forward.append(_sample_moments(u))
         for name, statistic in observe.items():
             observed[name].append(_check_observed(name, statistic(u), count))
-        x, pullback = _activate(activation, u)
-        weights.append(w)
-        pullbacks.append(pullback)
+        branch = step(u)
+        first.append(branch[0, 0].clone())
+        skips.append(x if residual is not None else None)
+        x = x + residual * branch if skip else branch
+        us.append(u)
+        biases.append(b)
         squares.append(_square(x))
 
     gradient = torch.empty_like(x).normal_(generator=generator)
     backward, weight_gradient = [], []
-    for w, pullback, x_squared in zip(reversed(weights), reversed(pullbacks), reversed(squares[:-1]), strict=True):
-        delta = pullback(gradient)
+    branch, pullback = step.vjp(us[-1], first[-1])
+    for l, layer in reversed(list(enumerate(layers))):
+        u, b = us.pop(), biases.pop()
+        delta = pullback(residual * gradient if skipped[l] else gradient)
+        if l > 0:
+            branch, pullback = step.vjp(us[-1], first[l - 1])
+        x = skips[l] if residual is not None else branch if l > 0 else entering
         delta_squared = _square(delta)
         backward.append(delta_squared.mean(1))
-        weight_gradient.append((delta_squared * x_squared).mean(1))
-        gradient = delta @ w
+        weight_gradient.append((delta_squared * squares[l]).mean(1))
+        into = layer.backward(x, squares[l], u if b is None else u - b, delta, delta_squared)
+        gradient = gradient + into if skipped[l] else into
     backward.append(_square(gradient).mean(1))
 
     q, mean_squared, variance = (torch.stack(column, 1) for column in zip(*forward, strict=True))
@@ -233,38 +320,103 @@ def _explicit(x, widths, layer_schemes, activation, bias_std, observe, generator
     return moments, {name: torch.stack(values, 1) for name, values in observed.items()}
 
 
+class _Drawn:
+    """A layer whose weight matrices, one for each network, are drawn."""
+
+    def __init__(self, scheme: Initializer, m: int, n: int, generator: torch.Generator):
+        self.scheme, self.m, self.n, self.generator = scheme, m, n, generator
+
+    def forward(self, x, second):
+        w = torch.empty(len(x), self.n, self.m, dtype=x.dtype, device=x.device)
+        self.w = self.scheme.fill_(w, Fans(self.m, self.n), generator=self.generator)
+        return x @ self.w.mT
+
+    def backward(self, x, second, u, delta, delta_second):
+        return delta @ self.w
+
+
+class _Step:
+    """What acts on pre-activations (networks, T, n): the normalisation, if any, and the activation."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], normalize: str | None):
+        self.activation, self.normalize = activation, normalize
+
+    def __call__(self, u: Tensor) -> Tensor:
+        # A copy: the activation may act in place.
+        return _check_shape(self.activation(_normalized(u)[0] if self.normalize else u.clone()), u)
+
+    def vjp(self, u: Tensor, first: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The activations, whose first row must be ``first``, and what pulls a gradient back to ``u``."""
+        v, scale = _normalized(u) if self.normalize else (u, None)
+        x, pull = torch.func.vjp(lambda v: self.activation(v.clone()), v)
+        if not torch.equal(x[0, 0].nan_to_num(), first.nan_to_num()):
+            raise ValueError("activation must give the same value every time: this one is random or changes its state")
+
+        def pullback(gradient):
+            (delta,) = pull(gradient)
+            if self.normalize == "batch":  # the statistics move too: what is constant or along v has no effect
+                delta = delta - delta.mean(1, keepdim=True) - v * (delta * v).mean(1, keepdim=True)
+            return delta * scale if self.normalize else delta
+
+        return x, pullback
+
+
+def _normalized(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit by unit over the samples, and the factor that did it."""
+    v = u - u.mean(1, keepdim=True)
+    scale = (v.square().mean(1, keepdim=True) + EPS).rsqrt()
+    return v * scale, scale
+
+
+def _chooses_weight_free(sampler, widths, layer_schemes, samples, dtype) -> bool:
+    if sampler == "explicit":
+        return False
+    strange = [s.name for s in layer_schemes if not (isinstance(s, Scheme) and s.distribution == "normal")]
+    possible = not strange and dtype in (torch.float32, torch.float64)
+    if sampler == "weight_free" and not possible:
+        got = f"scheme {strange[0]!r}" if strange else f"dtype {dtype}"
+        raise ValueError(
+            "sampler='weight_free' needs schemes of normal distribution and dtype torch.float32 or torch.float64, "
+            f"got {got}"
+        )
+    return possible and (sampler == "weight_free" or _weight_free_cost(widths, samples) < _drawn_cost(widths, samples))
+
+
+def _weight_free_cost(widths: Sequence[int], samples: int) -> float:
+    """Rough time for a network, in units of one random number: a product of two numbers takes a 500th of it."""
+    return sum(samples * (m + n) * (2 + samples / 30) + 1e-1 * samples**3 for m, n in pairwise(widths))
+
+
+def _drawn_cost(widths: Sequence[int], samples: int) -> float:
+    return sum(m * n * (1 + samples / 60) + 5 * samples * (m + n) for m, n in pairwise(widths))
+
+
 def _merge(chunks: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
     whole = {name: torch.cat([chunk[name] for chunk in chunks]).cpu() for name in chunks[0]}
     # NumPy has no bfloat16
     return {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in whole.items()}
 
 
-def _activate(activation, u):
-    """``activation(u)`` and the function that pulls a gradient back through it."""
-    x, pullback = torch.func.vjp(lambda v: activation(v.clone()), u)  # a copy: it may act in place
+def _check_shape(x: Tensor, u: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.shape != u.shape:
         raise ValueError(
             f"activation must return a tensor of the shape it gets, {tuple(u.shape)}, "
             f"got {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}"
         )
-    return x, lambda gradient: pullback(gradient)[0]
-
-
-def _double(x: Tensor) -> Tensor:
-    """In double precision, which Apple's GPUs lack."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
+    return x
 
 
 def _square(x: Tensor) -> Tensor:
-    """Second moment over units: (networks, samples)."""
-    return _double(x).square().mean(-1)
+    """Second moment over units, in double precision: (networks, samples)."""
+    return norm(x, -1).square() / x.shape[-1]
 
 
 def _sample_moments(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Second moment, squared sample mean and sample variance, averaged over units."""
-    variance, mean = torch.var_mean(_double(u), dim=1, correction=0)
-    mean_squared, variance = mean.square().mean(-1), variance.mean(-1)
-    return mean_squared + variance, mean_squared, variance
+    mean = u.mean(1, keepdim=True)
+    rest = norm(u - mean, (1, 2)).square() / u[0].numel()
+    mean_squared = norm(mean, (1, 2)).square() / u.shape[-1]
+    return mean_squared + rest, mean_squared, rest
 
 
 def _check_observed(name: str, values: Tensor, count: int) -> Tensor:

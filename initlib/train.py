@@ -11,9 +11,8 @@ import copy
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,7 +190,7 @@ def train(
     records = _check_records(record, steps)
 
     device = runtime.device()
-    with torch.inference_mode(False), torch.enable_grad(), _one_thread(device):
+    with torch.inference_mode(False), torch.enable_grad(), runtime.one_thread(device):
         numbers = torch.randint(2**62, (seeds,), generator=runtime.generator(seed))
         generators = [torch.Generator().manual_seed(int(number)) for number in numbers]
         start = _draw(model, arms, generators)
@@ -301,18 +300,6 @@ def _evaluate(template, parameters, dataset, loss, alive) -> tuple[Tensor, Tenso
     values, right = total / len(dataset.x_test)
     fine = alive.cpu() & values.isfinite()
     return torch.where(fine, values, math.inf), torch.where(fine, right, 0.0 if classes else math.nan)
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """One thread on a CPU: stacks of small matrices are slower on several, and far slower on busy ones."""
-    threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _watched() -> bool:
