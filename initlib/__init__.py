@@ -9,6 +9,8 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.model`: a scheme over a whole model
 - :mod:`initlib.checks`: predicted against measured, with the standard error
 - :mod:`initlib.activations`: an activation as its Gaussian moments
+- :mod:`initlib.pairs`: two samples in one unit, integrals over both
+- :mod:`initlib.meanfield`: correlations, phases and gradients of infinitely wide networks
 - :mod:`initlib.weight_free`: a layer that sees nothing of its input but the Gram matrix
 - :mod:`initlib.signal`: moments of many random networks, forward and backward
 - :mod:`initlib.nets`: the networks of the training experiments
@@ -17,7 +19,7 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.figures`: the look of the figures
 """
 
-from initlib import activations, data, figures, nets, schemes
+from initlib import activations, data, figures, meanfield, nets, schemes
 from initlib.checks import check, check_close, check_exact, check_less, mean_and_se
 from initlib.fans import Fans, average, fans
 from initlib.model import initialize
@@ -47,6 +49,7 @@ __all__ = [
     "generator",
     "initialize",
     "mean_and_se",
+    "meanfield",
     "nets",
     "propagate",
     "rng",

@@ -166,12 +166,7 @@ def moments(activation: Activation, q: ArrayLike = 1.0) -> ActivationMoments:
     >>> float(moments(nn.LeakyReLU(0.2), q=4.0).derivative_second.round(12))
     0.52
     """
-    function = get(activation)
-    variances = np.asarray(q, dtype=float)
-    if not (np.isfinite(variances).all() and (variances > 0).all()):
-        raise ValueError(f"q must be positive and finite, got {q!r}")
-    if variances.size == 0:
-        raise ValueError("q is empty: there is nothing to compute")
+    function, variances = get(activation), _check_q(q)
     distinct, where = np.unique(variances, return_inverse=True)
     with _apart(function) as function:
         _check_function(function, distinct)
@@ -260,7 +255,7 @@ def variance_map(activation: Activation, q: ArrayLike, *, gain: float = 1.0, bia
     -----
     Introduced in chapter 07.
     """
-    _check_scale(gain, bias_std)
+    check_scale(gain, bias_std)
     return gain**2 * moments(activation, q).second + bias_std**2
 
 
@@ -284,7 +279,7 @@ def variance_map_slope(activation: Activation, q: ArrayLike, *, gain: float = 1.
     -----
     Introduced in chapter 07.
     """
-    _check_scale(gain, 0.0)
+    check_scale(gain, 0.0)
     return gain**2 * moments(activation, q).second_slope
 
 
@@ -334,7 +329,7 @@ def fixed_points(
     >>> fixed_points("relu", gain=2**0.5)[0].kind
     'neutral'
     """
-    _check_scale(gain, bias_std)
+    check_scale(gain, bias_std)
     low, high = _check_search(search)
     # An even number of points, so that the middle, where a fixed point often is, is none of them.
     grid = np.geomspace(low, high, 2 * max(4, math.ceil(4 * math.log10(high / low))) + 2)
@@ -363,6 +358,74 @@ def fixed_points(
 
 
 @contextmanager
+def prepared(activation: Activation, q: ArrayLike) -> Iterator[tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]]:
+    r"""What a quadrature of one's own needs: the activation in double precision, and where it has kinks.
+
+    A context manager, within which the activation's own state and the global random state stay as they are.
+
+    Parameters
+    ----------
+    activation : str, torch.nn.Module or function
+        As for :func:`moments`.
+    q : float or array
+        Second moments of the pre-activations that will be asked for.
+
+    Yields
+    ------
+    evaluate : function of an array of shape (n,)
+        Returns :math:`\phi(u)` and :math:`\phi'(u)`, shape (2, n).
+    kinks : array
+        Zero, and every place where :math:`\phi'` jumps, ascending.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for :func:`moments`, except for a moment that diverges.
+
+    Notes
+    -----
+    Introduced in chapter 08.
+
+    Examples
+    --------
+    >>> with prepared("hardtanh", 1.0) as (evaluate, kinks):
+    ...     kinks.round(12).tolist(), evaluate(np.array([0.5, 2.0])).tolist()
+    ([-1.0, 0.0, 1.0], [[0.5, 1.0], [1.0, 0.0]])
+    """
+    function, distinct = get(activation), np.unique(_check_q(q))
+    with _apart(function) as function:
+        _check_function(function, distinct)
+        value_size, slope_size = (size.min() for size in _sizes(function, distinct))
+        kinks = np.unique(_kinks(function, _panels(distinct), value_size, slope_size))
+        yield lambda u: _evaluate(function, u), kinks
+
+
+def check_scale(gain: float, bias_std: float) -> None:
+    """Raise the error of a gain that is not positive, or of biases whose standard deviation is negative.
+
+    Parameters
+    ----------
+    gain, bias_std : float
+        As for :func:`variance_map`.
+
+    Raises
+    ------
+    TypeError
+        If either is not a number.
+    ValueError
+        If either is out of its range or not finite.
+
+    Notes
+    -----
+    Introduced in chapter 07.
+    """
+    if not (math.isfinite(gain) and gain > 0):
+        raise ValueError(f"gain must be positive and finite, got {gain!r}")
+    if not (math.isfinite(bias_std) and bias_std >= 0):
+        raise ValueError(f"bias_std must be finite and not negative, got {bias_std!r}")
+
+
+@contextmanager
 def _apart(function: Callable[[Tensor], Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
     """The function in double precision with gradients, whose own state and the global random state stay as they are."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
@@ -374,15 +437,8 @@ def _integrate(function: Callable[[Tensor], Tensor], q: np.ndarray) -> np.ndarra
 
     In the variable u rather than z, kinks lie at the same place for all q.
     """
-    u = np.sqrt(q)[:, None] * np.linspace(-8, 8, 257)
-    value, derivative = _evaluate(function, u.ravel())
-    density = np.exp(-(u**2) / (2 * q[:, None]))
-    density /= density.sum(1, keepdims=True)
-    second = (value.reshape(u.shape) ** 2 * density).sum(1)
-    derivative_second = (derivative.reshape(u.shape) ** 2 * density).sum(1)
-    # Rough sizes: in their units every integral is of order one.
-    second, derivative_second = (np.where(s > 0, s, 1.0) for s in (second, derivative_second))
-    root, derivative_root = np.sqrt(second), np.sqrt(derivative_second)
+    root, derivative_root = _sizes(function, q)  # in their units every integral is of order one
+    second, derivative_second = root**2, derivative_root**2
     unit = np.stack(
         [root, second, derivative_root, derivative_second, root * derivative_root / np.sqrt(q), root / np.sqrt(q)]
     )
@@ -401,9 +457,8 @@ def _integrate(function: Callable[[Tensor], Tensor], q: np.ndarray) -> np.ndarra
             raise ValueError("activation grows too fast: its square, times the normal density, overflows")
         return products
 
-    # Panels grow by four from the scale of the signal, or of the function, to where the density ends.
-    smallest, largest, reach = min(np.sqrt(q.min()), 1.0), 12 * np.sqrt(q.max()), _REACH * np.sqrt(q.max())
-    half = [*np.geomspace(smallest, largest, math.ceil(math.log(largest / smallest, 4)) + 1), reach]
+    half = _panels(q)
+    reach = half[-1]
     edges = np.unique([*np.negative(half), *_kinks(function, half, root.min(), derivative_root.min()), *half])
     total = np.zeros_like(unit)
     with np.errstate(over="ignore"):
@@ -420,6 +475,21 @@ def _integrate(function: Callable[[Tensor], Tensor], q: np.ndarray) -> np.ndarra
                 )
             total += panel.estimate
     return total * unit
+
+
+def _sizes(function: Callable[[Tensor], Tensor], q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Roughly, the root mean squares of the values and of the derivatives for every q; one where they are zero."""
+    u = np.sqrt(q)[:, None] * np.linspace(-8, 8, 257)
+    density = np.exp(-(u**2) / (2 * q[:, None]))
+    density /= density.sum(1, keepdims=True)
+    second = (_evaluate(function, u.ravel()).reshape(2, *u.shape) ** 2 * density).sum(2)
+    return tuple(np.sqrt(np.where(second > 0, second, 1.0)))
+
+
+def _panels(q: np.ndarray) -> list[float]:
+    """Where panels end to the right of zero: from the scale of the signal, or of the function, growing by four."""
+    smallest, largest, reach = min(np.sqrt(q.min()), 1.0), 12 * np.sqrt(q.max()), _REACH * np.sqrt(q.max())
+    return [*np.geomspace(smallest, largest, math.ceil(math.log(largest / smallest, 4)) + 1), reach]
 
 
 def _kinks(
@@ -551,11 +621,13 @@ def _root(excess: Callable[[float], float], left: float, right: float) -> float:
     return float(math.exp(brentq(lambda t: float(excess(math.exp(t))), math.log(left), math.log(right), xtol=1e-13)))
 
 
-def _check_scale(gain: float, bias_std: float) -> None:
-    if not (math.isfinite(gain) and gain > 0):
-        raise ValueError(f"gain must be positive and finite, got {gain!r}")
-    if not (math.isfinite(bias_std) and bias_std >= 0):
-        raise ValueError(f"bias_std must be finite and not negative, got {bias_std!r}")
+def _check_q(q: ArrayLike) -> np.ndarray:
+    variances = np.asarray(q, dtype=float)
+    if not (np.isfinite(variances).all() and (variances > 0).all()):
+        raise ValueError(f"q must be positive and finite, got {q!r}")
+    if variances.size == 0:
+        raise ValueError("q is empty: there is nothing to compute")
+    return variances
 
 
 def _check_search(search: Sequence[float]) -> tuple[float, float]:

@@ -17,7 +17,8 @@ import pytest
 import initlib
 
 ROOMS = [
-    *("runtime", "tables", "fans", "schemes", "model", "checks", "activations", "weight_free", "signal"),
+    *("runtime", "tables", "fans", "schemes", "model", "checks", "activations"),
+    *("pairs", "meanfield", "weight_free", "signal"),
     *("nets", "data", "train", "figures"),
 ]
 FOLDER = Path(initlib.__file__).parent
