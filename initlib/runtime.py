@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 T = TypeVar("T")
 
@@ -135,11 +136,14 @@ def one_thread(device: torch.device) -> Iterator[None]:
     -----
     Introduced in chapter 05.
     """
-    threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
+    if device.type != "cpu":
         yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
     finally:
         torch.set_num_threads(threads)
 
@@ -162,6 +166,10 @@ def norm(x: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
     Introduced in chapter 02.
     """
     x = x.cpu() if x.device.type == "mps" else x
+    if x.dtype == torch.float32:
+        rows = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        if rows.isfinite().all() and (rows > 1e-15).all():
+            x = rows
     return torch.linalg.vector_norm(x, dim=dim, dtype=torch.float64)
 
 
