@@ -166,7 +166,8 @@ def norm(x: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
     Introduced in chapter 02.
     """
     x = x.cpu() if x.device.type == "mps" else x
-    if x.dtype == torch.float32:
+    dims = (dim,) if isinstance(dim, int) else dim
+    if x.dtype == torch.float32 and (-1 in dims or x.ndim - 1 in dims):
         rows = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         if rows.isfinite().all() and (rows > 1e-15).all():
             x = rows

@@ -67,7 +67,8 @@ class WeightFree:
             fresh = self._fresh(_factor(delta)[0], self.m)
         else:
             fresh = self.std * _product(delta, self._normal(x, self.n, self.m))
-        unexplained = _product(delta, (u / x_size).mT).sub_(_product(fresh, x.mT))
+        u = u / torch.where(x_size > 0, x_size, 1)
+        unexplained = _product(delta, u.mT).sub_(_product(fresh, x.mT))
         weights = self.solve(runtime.double(unexplained)).to(x.device, x.dtype)
         return fresh.add_(_product(weights, x)).mul_(delta_size)
 
