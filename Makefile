@@ -1,14 +1,16 @@
 # make book   build the book and say where it is
 # make test   unit tests, rules for notebooks, and every notebook run from top to bottom
+# make bench  how fast random networks are sampled, with and without weights (about ten minutes, two cores at rest)
 # Each target first makes .venv and installs what it needs; nothing outside this folder is touched.
 
 .DEFAULT_GOAL := book
-.PHONY: book test site-test lint format clean
+.PHONY: book test bench site-test lint format clean
 
 PYTHON ?= python3
 # Notebooks and test modules run side by side, one process for each core.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +41,9 @@ test: $(READY)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
 	  -n $(JOBS) --dist loadscope --no-loadscope-reorder -m "not site" $(PYTEST_ARGS)
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/propagation.py $(BENCH_ARGS)
 
 # Needs a built book and a Chromium or Chrome.
 site-test: $(READY)

@@ -255,9 +255,12 @@ def propagate(
         # A stream of its own for each chunk, so that the numbers do not depend on how many run side by side.
         numbers = torch.randint(2**62, (len(starts),), generator=runtime.generator(seed))
         streams = [torch.Generator(device).manual_seed(int(number)) for number in numbers]
-        side_by_side = torch.get_num_threads() if device.type == "cpu" else 1
-        with runtime.one_thread(device), ThreadPoolExecutor(min(side_by_side, len(starts))) as pool:
-            parts = list(pool.map(of_chunk, starts, streams))
+        workers = min(torch.get_num_threads() if device.type == "cpu" else 1, len(starts))
+        if workers > 1:
+            with runtime.one_thread(device), ThreadPoolExecutor(workers) as pool:
+                parts = list(pool.map(of_chunk, starts, streams))
+        else:
+            parts = [of_chunk(start, stream) for start, stream in zip(starts, streams, strict=True)]
     else:
         parts = [of_chunk(start, generator) for start in starts]
     moments, observed = (_merge(column) for column in zip(*parts, strict=True))
