@@ -33,7 +33,21 @@ def test_all_methods_sample_the_same_networks(bench, normalize):
 
 def test_report_has_every_row_and_is_written(bench, monkeypatch, tmp_path, capsys):
     output = tmp_path / "results.json"
-    arguments = "--width 30 --depth 4 --samples 5 --networks 3 --few 2 --widths 30 60".split()
+    arguments = [
+        "--width",
+        "30",
+        "--depth",
+        "4",
+        "--samples",
+        "5",
+        "--networks",
+        "3",
+        "--few",
+        "2",
+        "--widths",
+        "30",
+        "60",
+    ]
     monkeypatch.setattr(sys, "argv", ["propagation.py", *arguments, "--output", str(output)])
     bench.main()
     shown = capsys.readouterr().out
