@@ -322,6 +322,8 @@ def sample_moments(
     share = 0.0 if samples is None else 1 / samples  # 1/T
     if np.ndim(q) or np.ndim(rho):
         raise ValueError(f"q and rho must be single numbers, got q={q!r} and rho={rho!r}")
+    if not 0 < q < math.inf:
+        raise ValueError(f"q must be positive and finite, got {q!r}")
     distance = float(1 - pairs.check_rho(rho))
     if (1 - distance) + distance * share < -1e-15:
         lowest = 0 if samples is None else -1 / (samples - 1)
@@ -332,9 +334,9 @@ def sample_moments(
         with prepared(activation, np.multiply(near, [0.01, 1, 2])) as (evaluate, kinks):
             while len(steps) <= depth and near / 100 <= second <= near * 2:
                 of = pairs.integrate(evaluate, kinks, second, distance)
-                second = float(_next_second(of.second, gain, bias_std))
+                second = float(_next_second(float(of.second), gain, bias_std))
                 distance = gain**2 * float(of.apart) / second
-                if not 1e-280 < second < 1e280:
+                if not 1e-250 < second < 1e250:
                     raise ValueError(f"gain={gain!r} takes the second moment to {second:.3g} in layer {len(steps)}")
                 steps.append((second, distance))
     forward, distance = np.array(steps).T
@@ -498,9 +500,9 @@ def critical_gain(activation: Activation, bias_std: float = 0.0) -> float:
             (gains if steady else unstable).append((gain, q))
     if bias_std == 0:
         with prepared(activation, 1.0) as (evaluate, _):
-            values, slopes = evaluate(np.array([-1e-12, 0.0, 1e-12]))
-        slope = (slopes[0] ** 2 + slopes[2] ** 2) / 2
-        if abs(values[1]) < 1e-15 and slope > 0:
+            (_, at_zero, _), (left, _, right) = evaluate(np.array([-1e-100, 0.0, 1e-100]))
+        slope = (left**2 + right**2) / 2
+        if abs(at_zero) < 1e-15 and slope > 1e-20:
             gain = 1 / math.sqrt(slope)
             steady = activations.variance_map(activation, low, gain=gain) < low * (1 + 1e-10)
             (gains if steady else unstable).append((gain, 0.0))
@@ -596,7 +598,7 @@ def _only_stable(activation: Activation, gain: float, bias_std: float) -> activa
         some = ", ".join(f"{point.q:.6g}" for point in stable)
         raise ValueError(f"{reason}: where the signal ends depends on where it starts, at q = {some}")
     if stable[0].q == 0:
-        raise ValueError(f"{reason}: the only stable fixed point is q = 0, the signal dies out")
+        raise ValueError(f"{reason}: the only stable fixed point is q = 0, where the signal dies out")
     return stable[0]
 
 
@@ -617,6 +619,6 @@ def _depth(slope: float) -> float:
 
 def _next_second(second: np.ndarray, gain: float, bias_std: float) -> np.ndarray:
     following = gain**2 * second + bias_std**2
-    if not (following > 0).all():
+    if not np.all(following > 0):
         raise ValueError("activation is zero everywhere that matters: there is nothing left to correlate")
     return following

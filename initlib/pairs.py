@@ -11,7 +11,7 @@ of its nodes over :math:`d > 0`. A kink of :math:`\phi` is a line of the plane; 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +23,8 @@ from initlib.activations import Activation, prepared
 # Nodes in each panel, tried one after the other, and the most pairs of nodes.
 _ORDERS = (8, 12, 17, 24, 34, 48, 68, 96)
 _MOST_PAIRS = 2**25
+# Distances 1 - rho below this are extrapolated.
+_CLOSE = 1e-16
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def integrate(
     q : float
         Second moment of the two pre-activations.
     distance : float
-        :math:`1 - \rho`, so that close samples stay accurate.
+        :math:`1 - \rho`, so that close samples stay accurate: to 1e-10 down to a distance of 1e-12, to 1e-8 below.
     dimension : int, optional
         If given, :math:`k \ge 4`: not normal, but :math:`\sqrt{kq}` times the components of a uniform unit vector in
         :math:`k` dimensions along two directions at that correlation.
@@ -121,6 +123,9 @@ def integrate(
     -----
     Introduced in chapter 08.
     """
+    if 0 < distance < _CLOSE:  # rounding would spoil differences that small, and they are in proportion
+        of = integrate(evaluate, kinks, q, _CLOSE, dimension)
+        return replace(of, apart=of.apart * distance / _CLOSE)
     a, b = math.sqrt(q * max(0.0, 1 - distance / 2)), math.sqrt(q * distance / 2)
     reach = _reach(evaluate, q)
     # Lines at which panels end: kinks, and from the scale of the signal, or of the function, growing by four.
@@ -134,7 +139,8 @@ def integrate(
         now, pairs = _product_rule(evaluate, lines, kinks, a, b, reach, order, dimension, math.sqrt(q))
         if before is not None:
             difference = np.abs(now - before)
-            allowed = np.stack([1e-11 * now[0], 1e-10 * now[1] + 1e-13 * np.sqrt(now[0] * now[1])])
+            allowed = np.stack([1e-11 * now[0], 1e-10 * now[1] + 1e-13 * np.sqrt(now[0]) * np.sqrt(now[1])])
+            allowed[1, 1:] += 1e-14 * now[0, 1:]  # kinks are known to rounding
             if (difference <= allowed).all():
                 (second, slope, _), (apart, slope_apart, product_apart) = now
                 return PairMoments(second, slope, apart, slope_apart, product_apart)
