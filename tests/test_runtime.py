@@ -1,11 +1,14 @@
 """Device, size and seeds of an experiment."""
 
 import itertools
+import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from initlib import propagate, runtime
 
@@ -145,3 +148,100 @@ def test_count_below_one_is_refused_and_named(value):
 def test_count_that_is_no_integer_is_refused_and_named(value):
     with pytest.raises(TypeError, match=f"^networks must be an integer, got {re.escape(repr(value))}$"):
         runtime.check_count("networks", value)
+
+
+def threads():
+    """Numbers of threads of torch, and of every library of linear algebra that is loaded."""
+    return torch.get_num_threads(), [(pool["filepath"], pool["num_threads"]) for pool in threadpool_info()]
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield threads()
+    torch.set_num_threads(before)
+
+
+def test_one_thread_holds_inside_and_not_afterwards(two_threads):
+    with runtime.one_thread(torch.device("cpu")):
+        torch_threads, pools = threads()
+        assert torch_threads == 1
+        assert pools
+        assert {number for _, number in pools} == {1}
+    assert threads() == two_threads
+
+
+def test_one_thread_ends_with_an_error(two_threads):
+    with pytest.raises(ZeroDivisionError), runtime.one_thread(torch.device("cpu")):
+        raise ZeroDivisionError
+    assert threads() == two_threads
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "mps"])
+def test_one_thread_concerns_the_cpu_alone(two_threads, name):
+    with runtime.one_thread(torch.device(name)):
+        assert threads() == two_threads
+    assert threads() == two_threads
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_double_keeps_the_values(dtype):
+    x = torch.randn(5, generator=runtime.generator(1)).to(dtype)
+    y = runtime.double(x)
+    assert y.dtype == torch.float64
+    assert y.tolist() == x.tolist()
+    assert (y is x) == (dtype == torch.float64)
+
+
+def test_double_leaves_a_device_that_has_none():
+    x = SimpleNamespace(device=torch.device("mps"), cpu=lambda: torch.ones(2))
+    assert runtime.double(x).dtype == torch.float64
+
+
+# what a norm is taken along, in a tensor of shape (3, 4, 5)
+ALONG = [-1, 2, 0, 1, -3, (1, 2), (0, 1), (-1, 0), (0, 1, 2), (2,), (-2,)]
+
+
+@pytest.mark.parametrize("dim", ALONG, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_norm_is_the_euclidean_one_in_double_precision(dim, dtype):
+    x = torch.randn(3, 4, 5, generator=runtime.generator(2)).to(dtype)
+    expected = np.sqrt(np.square(x.double().numpy()).sum(dim))
+    actual = runtime.norm(x, dim)
+    assert actual.dtype == torch.float64
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=1e-15 if dtype == torch.float64 else 3e-7)
+
+
+@pytest.mark.parametrize("dim", ALONG, ids=str)
+@pytest.mark.parametrize("size", [1e-43, 1e-38, 1e-25, 1e-16, 1e-14, 1e18, 1e25, 1e38], ids=str)
+def test_norm_neither_overflows_nor_underflows(dim, size):
+    x = (torch.randn(3, 4, 5, generator=runtime.generator(3), dtype=torch.float64) * size / 4).float()
+    expected = np.sqrt(np.square(x.double().numpy()).sum(dim))
+    np.testing.assert_allclose(runtime.norm(x, dim), expected, rtol=3e-7)
+    x[1] = 1.0  # nor where sizes are mixed
+    np.testing.assert_allclose(runtime.norm(x, dim), np.sqrt(np.square(x.double().numpy()).sum(dim)), rtol=3e-7)
+    assert (runtime.norm(x, dim) > 0).all()
+
+
+def test_norm_of_doubles_is_sound_where_their_squares_are_not_singles():
+    x = torch.tensor([3e100, 4e100], dtype=torch.float64)
+    np.testing.assert_allclose(runtime.norm(x, 0), 5e100, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_norm_of_what_is_zero_or_not_finite(dtype):
+    x = torch.tensor([[0.0, 0.0], [math.inf, 1.0], [3.0, 4.0], [math.nan, 1.0], [-math.inf, 0.0]], dtype=dtype)
+    np.testing.assert_array_equal(runtime.norm(x, -1), [0, math.inf, 5, math.nan, math.inf])
+    assert runtime.norm(torch.zeros(2, 3, dtype=dtype), (0, 1)) == 0
+    np.testing.assert_array_equal(runtime.norm(x[[0, 2]], 1), [0, 5])
+
+
+def test_norm_of_many_entries_is_accurate():
+    x = torch.randn(2, 100_000, generator=runtime.generator(4))
+    for dim in (-1, (0, 1)):
+        np.testing.assert_allclose(runtime.norm(x, dim), np.sqrt(np.square(x.double().numpy()).sum(dim)), rtol=1e-5)
+    np.testing.assert_allclose(runtime.norm(torch.full((2, 3000), 0.1), -1), 0.1 * math.sqrt(3000), rtol=2e-6)
+    half = torch.full((2, 100_000), 0.1, dtype=torch.float16)
+    np.testing.assert_allclose(runtime.norm(half, -1), float(half[0, 0]) * math.sqrt(100_000), rtol=1e-12)

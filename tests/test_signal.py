@@ -203,14 +203,30 @@ ACTIVATIONS = {
 }
 
 
+def normalized(u, normalize):
+    """What torch makes of pre-activations (networks, samples, units)."""
+    if normalize is None:
+        return u
+    torch_norm = nn.BatchNorm1d(u.shape[-1], affine=False, momentum=None, dtype=u.dtype)
+    if normalize == "batch":
+        return torch.stack([torch_norm(each) for each in u])
+    # scale and bias that the data have set once, and that count as constants
+    scale = (u.var(1, correction=0, keepdim=True) + torch_norm.eps).rsqrt().detach()
+    bias = -(u.mean(1, keepdim=True) * scale).detach()
+    return u * scale + bias
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("widths", [[5, 5, 5, 5], [4, 7, 3, 6]], ids=["square", "tapered"])
 @pytest.mark.parametrize("bias_std", [0.0, 0.3])
-def test_moments_are_those_of_autograd(name, widths, bias_std):
+@pytest.mark.parametrize("normalize", signal.NORMALIZATIONS)
+@pytest.mark.parametrize("residual", [None, -0.7])
+def test_moments_are_those_of_autograd(name, widths, bias_std, normalize, residual):
     activation, networks, samples = ACTIVATIONS[name], 3, 4
     weights = given(widths, networks)
     x_0 = torch.stack([inputs(samples, widths[0], n) for n in range(networks)])
     options = {"networks": networks, "inputs": x_0, "bias_std": bias_std, "dtype": torch.float64, "seed": 11}
+    options |= {"normalize": normalize, "residual": residual}
     observe = {"u": lambda u: nn.functional.pad(u, (0, max(widths) - u.shape[-1]))}
     trace = propagate(widths, weights, activation, observe=observe, **options)
     observed = torch.from_numpy(trace.observed["u"])
@@ -226,7 +242,9 @@ def test_moments_are_those_of_autograd(name, widths, bias_std):
         if bias_std:
             u = u + biases[layer]
         us.append(u)
-        x = u if activation == "linear" else activation(u.clone())
+        v = normalized(u, normalize)
+        branch = v if activation == "linear" else activation(v.clone())
+        x = x + residual * branch if residual is not None and x.shape == u.shape else branch
         torch.testing.assert_close(observed[:, layer, :, : u.shape[-1]], u)
     loss = (gradient * x).sum()
     deltas = (
@@ -263,6 +281,62 @@ def test_plain_network_of_torch_gives_the_same_moments():
         (torch_model(x[sample]) @ gradient[sample]).backward()
         total = total + torch.stack([torch_model[layer].weight.grad.square().mean() for layer in (0, 2)])
     torch.testing.assert_close(torch.from_numpy(trace.weight_gradient[0]), total / 5, rtol=1e-9, atol=0)
+
+
+def test_batch_normalisation_is_that_of_torch_in_training():
+    widths, samples = [6, 9, 4], 7
+    weights = given(widths, 1)
+    layers = [nn.Linear(a, b, bias=False).double() for a, b in itertools.pairwise(widths)]
+    for layer, scheme in zip(layers, weights, strict=True):
+        layer.weight.data = scheme.stack[0]
+    norms = [nn.BatchNorm1d(n).double() for n in widths[1:]]
+    model = nn.Sequential(layers[0], norms[0], nn.Tanh(), layers[1], norms[1], nn.Tanh())
+    x = inputs(samples, 6).requires_grad_()
+    trace = propagate(widths, weights, "tanh", networks=1, inputs=x, normalize="batch", dtype=torch.float64, seed=12)
+    gradient = torch.empty(1, samples, 4).double().normal_(generator=generator(12))[0]
+    model(x).backward(gradient)
+    np.testing.assert_allclose(trace.backward[0, 0], x.grad.square().mean(), rtol=1e-9)
+    np.testing.assert_allclose(trace.activations[0, -1], model(x).square().mean().item(), rtol=1e-9)
+    assert norms[0].eps == signal.EPS
+
+
+@pytest.mark.parametrize("normalize", ["batch", "scale_and_bias"])
+def test_normalised_signals_forget_their_size_and_where_they_stand(normalize):
+    # but for EPS: where the variance is as small as that, it counts
+    x, options = inputs(6, 40), {"networks": 5, "normalize": normalize, "dtype": torch.float64}
+    observe = {"u": lambda u: u}
+    far = propagate([40] * 4, schemes.he_normal.replace(gain=100), "linear", inputs=x, observe=observe, **options)
+    np.testing.assert_allclose(far.activations[:, 1:], 1, rtol=1e-4)
+    variance = far.observed["u"].var(2).mean(-1)
+    np.testing.assert_allclose(far.variance[:, 1:], variance, rtol=1e-9)  # moments of what enters the normalisation
+    assert (far.variance[:, 1:] > 100).all()
+    near = propagate([40, 40], schemes.he_normal.replace(gain=1e-3), "linear", inputs=x, observe=observe, **options)
+    variance = near.observed["u"].var(2)
+    shrunk = (variance / (variance + nn.BatchNorm1d(1).eps)).mean((1, 2))
+    np.testing.assert_allclose(near.activations[:, 1], shrunk, rtol=1e-9)
+    assert (shrunk < 0.5).all()
+
+
+@pytest.mark.parametrize("sampler", ["explicit", "weight_free"])
+def test_skip_connections_add_their_share_where_widths_agree(sampler):
+    # E|x|² and E|g|² grow by 1 + α² in each layer that has one, linear and of variance 1/n
+    alpha, options = 0.6, {"networks": 3000, "samples": 2, "residual": 0.6, "sampler": sampler, "seed": 22}
+    trace = propagate([30] * 5, "lecun_normal", "linear", **options)
+    growth = (1 + alpha**2) ** np.arange(5)
+    assert agrees(trace.activations, growth)
+    assert agrees(trace.forward[:, 1:], growth[:-1])
+    assert agrees(trace.backward[:, 0], growth[-1])
+    assert agrees(trace.backward[:, 1:], alpha**2 * growth[-2::-1])
+    narrowing = propagate([30, 30, 20, 20], "lecun_normal", "linear", **options)
+    assert agrees(narrowing.activations, [1, growth[1], growth[1], growth[2]])
+
+
+def test_skip_connection_of_zero_carries_the_input_and_nothing_else():
+    trace = propagate([8] * 4, "he_normal", "relu", networks=5, samples=3, residual=0, dtype=torch.float64)
+    np.testing.assert_array_equal(trace.activations, trace.activations[:, :1].repeat(4, 1))
+    assert (trace.backward[:, 1:] == 0).all()
+    assert (trace.weight_gradient == 0).all()
+    assert (trace.backward[:, 0] > 0).all()
 
 
 def test_activation_with_parameters_gets_no_gradient_and_records_none():
@@ -501,6 +575,26 @@ X = torch.ones(4, 3)
         ({"observe": {"a": lambda u: u.mean()}}, ValueError, r"observe\['a'\] .* \(5, ...\), got \(\)"),
         ({"observe": {"a": lambda u: u.mean(0)}}, ValueError, r"got \(2, 4\)"),
         ({"observe": {"a": lambda u: 1.0}}, ValueError, "got float"),
+        ({"normalize": "layer"}, ValueError, "normalize must be one of None, 'batch', 'scale_and_bias', got 'layer'"),
+        ({"normalize": True}, ValueError, "normalize must be one of .* got True"),
+        ({"normalize": "batch", "samples": 1}, ValueError, "normalize needs at least 2 samples, got 1"),
+        ({"normalize": "scale_and_bias", "samples": None, "inputs": X[:1]}, ValueError, "at least 2 samples, got 1"),
+        ({"residual": math.nan}, ValueError, "residual must be a finite number or None, got nan"),
+        ({"residual": -math.inf}, ValueError, "residual must be .* got -inf"),
+        ({"sampler": "fast"}, ValueError, "sampler must be one of auto, explicit, weight_free, got 'fast'"),
+        ({"sampler": None}, ValueError, "sampler must be one of .* got None"),
+        (
+            {"sampler": "weight_free", "scheme": "he_uniform"},
+            ValueError,
+            "normal distribution .* got scheme 'he_uniform'",
+        ),
+        ({"sampler": "weight_free", "scheme": "he_truncated"}, ValueError, "got scheme 'he_truncated'"),
+        ({"sampler": "weight_free", "scheme": ["he_normal", "orthogonal"]}, ValueError, "got scheme 'orthogonal'"),
+        ({"sampler": "weight_free", "scheme": "zeros"}, ValueError, "got scheme 'zeros'"),
+        ({"sampler": "weight_free", "dtype": torch.float16}, ValueError, "torch.float64, got dtype torch.float16"),
+        ({"sampler": "weight_free", "dtype": torch.bfloat16}, ValueError, "got dtype torch.bfloat16"),
+        ({"sampler": "weight_free", "activation": nn.Dropout(0.5)}, ValueError, "same value every time"),
+        ({"sampler": "weight_free", "activation": lambda u: u[:, :, :1]}, ValueError, r"got \(5, 2, 1\)"),
         ({"seed": -1}, ValueError, "got -1"),
         ({"seed": None}, TypeError, "n must be an integer"),
         ({"dtype": torch.int64}, ValueError, "dtype must be a floating-point type, got torch.int64"),
