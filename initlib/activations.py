@@ -517,16 +517,18 @@ def _jumps(
     """Those cells in which the derivative jumps: start, left and right of the largest jump, end."""
     left, right = start, end
     low, high = _evaluate(function, left), _evaluate(function, right)
-    change = _change(low, high)
+    scale = np.maximum(right - left, 1.0)
+    change = _change(low, high, right - left, scale)
     for step in range(60):
         middle = (left + right) / 2
         between = _evaluate(function, middle)
-        in_left = _change(low, between) > _change(between, high)
+        width = (right - left) / 2
+        in_left = _change(low, between, width, scale) > _change(between, high, width, scale)
         left, right = np.where(in_left, left, middle), np.where(in_left, middle, right)
         low, high = np.where(in_left, low, between), np.where(in_left, between, high)
         if step == 24:  # smooth changes have halved 25 times by now
-            keep = _change(low, high) > 1e-6 * change
-            start, left, right, end = (each[keep] for each in (start, left, right, end))
+            keep = _change(low, high, right - left, scale) > 1e-6 * change
+            start, left, right, end, scale = (each[keep] for each in (start, left, right, end, scale))
             low, high = low[:, keep], high[:, keep]
     (values, slopes), sizes = np.abs(high - low), np.abs(high) + np.abs(low)
     jumps = values > 1e3 * sizes[1] * (right - left) + 1e-9 * (sizes[0] + value_size)
@@ -539,8 +541,10 @@ def _jumps(
     return start[kinks], left[kinks], right[kinks], end[kinks]
 
 
-def _change(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    return np.abs(after - before).sum(0)
+def _change(before: np.ndarray, after: np.ndarray, width: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Change of the derivative, and of the values beyond what the derivatives at both ends account for."""
+    values, slopes = after - before
+    return np.abs(values - width * (before[1] + after[1]) / 2) / scale + np.abs(slopes)
 
 
 def _evaluate(function: Callable[[Tensor], Tensor], u: np.ndarray) -> np.ndarray:

@@ -177,7 +177,7 @@ def check_rho(rho: ArrayLike) -> np.ndarray:
 
 
 def _product_rule(evaluate, lines, kinks, a, b, reach, order, dimension, unit):
-    """Mean squares and half mean squared differences of phi, phi', u phi' / unit, and how many pairs of nodes it took.
+    """Mean squares and half mean squared differences of phi, phi', u phi', and how many pairs of nodes it took.
 
     On the sphere, s = r sin(t) and d = r cos(t) sin(v) with r the square root of the dimension, which makes the density
     a product again: cos(t)^(dimension - 2) cos(v)^(dimension - 3).
@@ -227,7 +227,7 @@ def _product_rule(evaluate, lines, kinks, a, b, reach, order, dimension, unit):
         centre, offset = a * s[block][row, None], b * d
         u = np.stack([centre + offset, centre - offset]).reshape(2, -1)
         value, derivative = evaluate(u.ravel()).reshape(2, 2, -1)
-        for k, (one, two) in enumerate([value, derivative, u / unit * derivative]):
+        for k, (one, two) in enumerate([value, derivative, u * derivative]):
             total[:, k] += ((one**2 + two**2) / 2) @ weight, ((one - two) ** 2 / 2) @ weight
         mass += weight.sum()
         pairs += weight.size

@@ -72,6 +72,10 @@ def test_powers_have_wicks_moments():
     close(cross_moment(lambda u: u**2, RHO, q=2.0), 4 * (1 + 2 * RHO**2))
     close(cross_moment(lambda u: u**3, RHO, q=2.0), 8 * (9 * RHO + 6 * RHO**3))
     close(cross_moment("relu_squared", 0.0), 1 / 4)
+    of = pairs.normal(lambda u: u**2, RHO, q=2.0)
+    close(of.derivative_apart, 8 * (1 - RHO), rtol=1e-10)
+    close(of.product_apart, 4 * of.apart, rtol=1e-10)
+    close(of.apart, 8 * (1 - RHO) * (1 + RHO), rtol=1e-10)
     close(decorrelation(lambda u: u**3, RHO), 15 - 9 * RHO - 6 * RHO**3, rtol=1e-10)
 
 
@@ -89,6 +93,14 @@ def test_close_samples_keep_their_relative_distance(distance):
         # sin t - t cos t = t³/3 - t⁵/30 + ...
         expected = (distance - (theta**3 / 3 - theta**5 / 30 + theta**7 / 840) / math.pi) / 2
         close(rectified.apart, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("distance", [1e-20, 1e-16, 1e-15])
+def test_samples_as_close_as_rounding_allows(distance):
+    q = 3.7
+    with prepared("hardtanh", q) as (evaluate, kinks):
+        of = pairs.integrate(evaluate, kinks, q, distance)
+    close(of.apart / distance, q * moments("hardtanh", q).derivative_second, rtol=1e-7)
 
 
 def test_decorrelation_of_two_floats_is_accurate_and_is_what_the_moments_leave():
@@ -149,13 +161,12 @@ def test_several_kinks_have_the_slope_of_price():
 
 
 @NAMES
-@pytest.mark.parametrize("q", [1e-3, 1.0, 30.0])
-def test_identical_and_independent_samples_have_the_moments_of_one(name, q):
-    of, rho = moments(name, q), np.array([0.0, 1.0])
-    cross, slopes = cross_moment(name, rho, q=q), correlation_map_slope(name, rho, q=q)
-    close(cross, [of.mean**2, of.second], rtol=1e-10, atol=1e-12 * float(of.second))
-    expected = q * np.array([of.derivative_mean**2, of.derivative_second]) / of.second
-    close(slopes, expected, rtol=1e-10, atol=1e-12 * float(expected[1]))
+def test_identical_and_independent_samples_have_the_moments_of_one(name):
+    q, rho = np.array([0.1, 8.0]), np.array([[0.0], [1.0]])
+    of, cross, slopes = moments(name, q), cross_moment(name, rho, q=q), correlation_map_slope(name, rho, q=q)
+    close(cross / of.second, [of.mean**2 / of.second, [1, 1]], rtol=1e-10, atol=1e-12)
+    expected = q / of.second * np.array([of.derivative_mean**2, of.derivative_second])
+    close(slopes / expected[1], expected / expected[1], rtol=1e-10, atol=1e-12)
 
 
 @NAMES
@@ -274,13 +285,18 @@ def test_samples_share_what_they_have_in_common(samples):
         q, covariance = 0.25 * q + 0.09, 0.25 * covariance + 0.09
 
 
-def test_ten_layers_of_tanh_from_the_maps():
-    found = sample_moments("tanh", 10, gain=1.4, bias_std=0.1, q=3.0, rho=-0.2, samples=4)
-    q, rho = 3.0, -0.2
+def late_kink(u):
+    return u + 9 * F.relu(u - 50)
+
+
+@pytest.mark.parametrize(("function", "gain", "q"), [("tanh", 1.4, 3.0), (late_kink, 1.9, 0.5)])
+def test_layers_follow_the_maps(function, gain, q):
+    found = sample_moments(function, 10, gain=gain, bias_std=0.1, q=q, rho=-0.2, samples=4)
+    rho = -0.2
     for l in range(11):
-        close([found.forward[l], found.correlation[l]], [q, rho])
-        rho = correlation_map("tanh", rho, q=q, gain=1.4, bias_std=0.1)
-        q = activations.variance_map("tanh", q, gain=1.4, bias_std=0.1)
+        close([found.forward[l], found.correlation[l]], [q, rho], rtol=1e-10)
+        rho = correlation_map(function, rho, q=q, gain=gain, bias_std=0.1)
+        q = float(activations.variance_map(function, q, gain=gain, bias_std=0.1))
 
 
 def test_layers_stay_accurate_where_the_signal_fades_or_grows_by_orders_of_magnitude():
@@ -307,12 +323,12 @@ def test_distance_of_close_samples_shrinks_by_chi_down_to_nothing(name):
 
 # tanh by Gauss–Hermite quadrature of 200 points: σ_w², σ_b², q*, χ, ξ_q, ρ*, slope, ξ_c.
 TANH = [
-    (0.5, 0.05, 0.08757986518679, 0.43198738182093, 1.00885292246012, 1.0, 0.43198738182093, 1.19138547301316),
-    (1.5, 0.05, 0.41803720053348, 0.93863626819885, 1.68282838870645, 1.0, 0.93863626819885, 15.7909940341232),
-    (2.0, 0.05, 0.72176187265207, 1.04766599957574, 1.38797574825739, 0.74408241950120, 0.96111479197405, 25.2134147892),
-    (2.5, 0.05, 1.06395837741681, 1.13351569870425, 1.17987291647932, 0.44680423234427, 0.91871677491377, 11.7955975159),
-    (1.2, 0.0, 0.10707874797985, 1.00937779591565, 5.82649207170518, 0.0, 0.99539738593108, 216.767451846745),
-    (2.0, 0.0, 0.61796476976854, 1.10552882043941, 1.68556498193461, 0.0, 0.95501068880046, 21.7236659695714),
+    (0.5, 0.05, 0.0875798651868, 0.4319873818209, 1.0088529224601, 1.0, 0.4319873818209, 1.1913854730132),
+    (1.5, 0.05, 0.4180372005335, 0.9386362681989, 1.6828283887065, 1.0, 0.9386362681989, 15.790994034123),
+    (2.0, 0.05, 0.7217618726521, 1.0476659995757, 1.3879757482574, 0.7440824195012, 0.9611147919740, 25.213414789157),
+    (2.5, 0.05, 1.0639583774168, 1.1335156987043, 1.1798729164793, 0.4468042323443, 0.9187167749138, 11.795597515878),
+    (1.2, 0.0, 0.1070787479798, 1.0093777959156, 5.8264920717052, 0.0, 0.9953973859311, 216.76745184674),
+    (2.0, 0.0, 0.6179647697685, 1.1055288204394, 1.6855649819346, 0.0, 0.9550106888005, 21.723665969571),
 ]  # fmt: skip
 
 
@@ -338,6 +354,13 @@ def test_deep_networks_arrive_where_the_phase_says_and_as_fast(name, gain):
     slope = variance_map_slope(name, found.q, gain=gain)
     close(aside[1] / aside[0], slope, rtol=1e-3)
     close(found.depth_q, -1 / math.log(abs(float(slope))), rtol=1e-9)
+
+
+@pytest.mark.parametrize("bias_std", [1e-2, 1e-4])
+def test_small_biases_leave_a_small_correlation(bias_std):
+    found = phase("tanh", gain=1.5, bias_std=bias_std)
+    at_zero, slope = bias_std**2 / found.q, correlation_map_slope("tanh", 0.0, q=found.q, gain=1.5, bias_std=bias_std)
+    close(found.correlation, at_zero / (1 - slope), rtol=2e-2)
 
 
 def test_rectifiers_are_critical_at_the_gain_of_he_and_ordered_below():
@@ -392,7 +415,7 @@ def test_critical_line_of_tanh():
     close(critical_line("leaky_relu_0.2", [[0.1], [10.0]])[0], [[math.sqrt(2 / 1.04)]] * 2)
 
 
-@pytest.mark.parametrize("name", ["hardtanh", "sigmoid", "elu"])
+@pytest.mark.parametrize("name", ["hardtanh", "elu"])
 def test_network_at_the_critical_gain_is_critical(name):
     gain = critical_gain(name, 0.3)
     found = phase(name, gain=gain, bias_std=0.3)
@@ -415,7 +438,7 @@ def test_critical_gain_without_biases(name, expected):
 
 # --- batches ----------------------------------------------------------------------------------
 
-BATCHES = [5, 6, 7, 8, 16, 64, 256, 1000, 10**6, 10**9]
+BATCHES = [5, 6, 7, 16, 256, 10**6, 10**9]
 
 
 @pytest.mark.parametrize("samples", BATCHES)
@@ -444,7 +467,7 @@ def test_published_growths():
     close(batch_growth("gelu"), of.derivative_second / (of.second - of.mean**2))
 
 
-@NAMES
+@pytest.mark.parametrize("name", ["tanh", "hardtanh", "gelu", "softplus", "relu_squared"])
 def test_growth_in_large_batches_is_that_of_normal_samples_up_to_one_over_their_number(name):
     limit, at_1e4, at_1e6 = (batch_growth(name, samples) for samples in (None, 10**4, 10**6))
     close(at_1e6, limit, rtol=1e-4)
@@ -498,9 +521,8 @@ def test_pairs_on_the_sphere_agree_with_another_quadrature(samples):
 
 @pytest.mark.parametrize("name", ["tanh", "leaky_relu_0.2"])
 @pytest.mark.parametrize("normalize", ["batch", "scale_and_bias"])
-@pytest.mark.parametrize("samples", [8, 12])
-def test_growth_agrees_with_gradients_of_simulated_batches(name, normalize, samples):
-    random, repeats, units = rng(29), 60, 3000
+def test_growth_agrees_with_gradients_of_simulated_batches(name, normalize):
+    random, samples, repeats, units = rng(29), 8, 50, 3000
     function, ratios = ACTIVATIONS[name], []
 
     def hat(u, statistics):
