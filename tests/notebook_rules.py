@@ -569,8 +569,8 @@ def toc_and_files_agree(book):
     if listed != sorted(listed):
         yield f"_toc.yml: chapters are not in the order of their numbers: {listed}"
     numbers = [chapter.name[:2] for chapter in book.chapters]
-    if numbers != [f"{n:02}" for n in range(1, len(numbers) + 1)]:
-        yield f"chapters are not numbered 01, 02, ... without gaps: {numbers}"
+    if len(set(numbers)) < len(numbers):  # a gap is a chapter that is still to be written
+        yield f"two chapters have the same number: {numbers}"
     pages = {entry for entry in [book.toc.get("root"), *book.toc_files] if entry and not entry.startswith("chapters/")}
     for entry in sorted(set(book.pages) - pages):
         yield f"_toc.yml: {entry}.md is not listed"
