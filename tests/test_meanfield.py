@@ -429,6 +429,7 @@ def test_network_at_the_critical_gain_is_critical(name):
     [
         *(("tanh", 1), ("hardtanh", 1), ("softsign", 1), ("erf", math.sqrt(math.pi) / 2)),
         *(("lecun_tanh", 1.5 / 1.7159), ("relu", math.sqrt(2)), ("leaky_relu_0.2", math.sqrt(2 / 1.04))),
+        ("selu", math.sqrt(2 / (1 + 1.6732632423543773**2)) / 1.0507009873554805),  # a kink at zero
         ("sigmoid", 10.14926371001954),  # at q > 0
     ],
 )
@@ -653,6 +654,8 @@ def test_critical_networks_that_do_not_exist_are_refused():
         critical_line("tanh", 0.0)
     with pytest.raises(ValueError, match=r"no single critical gain at bias_std=0.3: none found"):
         critical_gain("relu", 0.3)
+    with pytest.raises(ValueError, match=r"no single critical gain at bias_std=0.0: none found"):
+        critical_gain("relu_squared")
     with pytest.raises(ValueError, match=r"the fixed point is unstable: gain = 1.45047 at q = 1.42487"):
         critical_gain("gelu", 0.3)
     with pytest.raises(ValueError, match=r"the fixed point is unstable: gain = 2 at q = 0"):
