@@ -112,7 +112,8 @@ def _factor(rows: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     else:
         values, vectors = torch.linalg.eigh(gram)
         # The symmetric root: unlike the eigenvectors' signs it does not hang on rounding.
-        root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
+        exact = torch.where(values > 1e-14 * len(gram[0]), values, 0)  # below is rounding: equal samples stay equal
+        root = (vectors * exact.sqrt().unsqueeze(-2)) @ vectors.mT
         kept = torch.where(values > _NULL, 1 / values, 0).unsqueeze(-2)
 
         def solve(a):
