@@ -15,6 +15,7 @@ makes of its input depends on nothing but the input's Gram matrix.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -44,6 +45,8 @@ SAMPLERS = ("auto", "explicit", "weight_free")
 
 # Signals of one layer that a CPU thread works on at once: few enough for its cache.
 _CACHED = 2**19
+# And the chunks, at least, that the networks are split into on a CPU, whatever its number of threads.
+_CHUNKS = 4
 
 
 @dataclass(frozen=True)
@@ -230,8 +233,10 @@ def propagate(
     generator = runtime.generator(seed, device)
     size = torch.empty(0, dtype=dtype).element_size()
     if weight_free:
-        held = samples * max(widths) if device.type == "cpu" else samples * sum(widths)
-        chunk = max(1, (_CACHED if device.type == "cpu" else CHUNK_BYTES // size) // held)
+        if device.type == "cpu":  # several chunks, so that there is something to do side by side
+            chunk = max(1, min(_CACHED // (samples * max(widths)), -(-networks // _CHUNKS)))
+        else:
+            chunk = max(1, CHUNK_BYTES // (size * samples * sum(widths)))
     else:
         chunk = max(1, CHUNK_BYTES // (size * sum(m * n for m, n in pairwise(widths))))
     step = _Step(activation, normalize)
@@ -255,12 +260,11 @@ def propagate(
         # A stream of its own for each chunk, so that the numbers do not depend on how many run side by side.
         numbers = torch.randint(2**62, (len(starts),), generator=runtime.generator(seed))
         streams = [torch.Generator(device).manual_seed(int(number)) for number in numbers]
-        workers = min(torch.get_num_threads() if device.type == "cpu" else 1, len(starts))
-        if workers > 1:
-            with runtime.one_thread(device), ThreadPoolExecutor(workers) as pool:
-                parts = list(pool.map(of_chunk, starts, streams))
-        else:
-            parts = [of_chunk(start, stream) for start, stream in zip(starts, streams, strict=True)]
+        workers = torch.get_num_threads() if device.type == "cpu" else 1
+        # A single network too large for the cache has all threads for its products; else each chunk has one.
+        alone = len(starts) == 1 and samples * max(widths) > _CACHED
+        with nullcontext() if alone else runtime.one_thread(device), ThreadPoolExecutor(workers) as pool:
+            parts = list(pool.map(of_chunk, starts, streams))
     else:
         parts = [of_chunk(start, generator) for start in starts]
     moments, observed = (_merge(column) for column in zip(*parts, strict=True))
