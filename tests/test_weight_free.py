@@ -594,7 +594,9 @@ def test_activation_with_a_parameter_gets_no_gradient():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("activation", [nn.RReLU(), nn.Dropout(0.5), lambda u: u * torch.rand_like(u)], ids=str)
+@pytest.mark.parametrize(
+    "activation", [nn.RReLU(), nn.Dropout(0.5), lambda u: u * torch.rand_like(u)], ids=["rrelu", "dropout", "noise"]
+)
 @pytest.mark.parametrize("normalize", [None, "batch"])
 @pytest.mark.parametrize("sampler", EACH)
 def test_random_activation_is_refused(activation, normalize, sampler):
