@@ -161,7 +161,8 @@ def propagate(
         Floating-point type of the computation; moments are averaged in double precision.
     sampler : {"auto", "explicit", "weight_free"}
         ``"explicit"`` draws every weight. ``"weight_free"`` draws none where samples are fewer than inputs:
-        for schemes of normal distribution, in single or double precision. ``"auto"``: the faster one.
+        for schemes of normal distribution, in single or double precision, and activations that are not random.
+        ``"auto"``: the faster one.
 
     Returns
     -------
@@ -275,10 +276,11 @@ def propagate(
 def _run(x, layers, step, bias_std, residual, observe, generator):
     """Moments of one chunk of networks.
 
-    Of every layer the pre-activations are kept; its activations are computed again on the way back.
+    Of a network without weights only the pre-activations are kept; its activations are computed again on the way back.
     """
     count = len(x)
-    entering, skips, us, biases, first = x, [], [], [], []
+    again = any(isinstance(layer, WeightFree) for layer in layers)
+    entering, skips, us, biases, first, pullbacks = x, [], [], [], [], []
     squares, forward = [_square(x)], [_sample_moments(x)]
     observed = {name: [] for name in observe}
     skipped = [residual is not None and layer.m == layer.n for layer in layers]
@@ -291,27 +293,36 @@ def _run(x, layers, step, bias_std, residual, observe, generator):
         forward.append(_sample_moments(u))
         for name, statistic in observe.items():
             observed[name].append(_check_observed(name, statistic(u), count))
-        branch = step(u)
-        first.append(branch[0, 0].clone())
-        skips.append(x if residual is not None else None)
+        if again:
+            branch = step(u)
+            us.append(u)
+            biases.append(b)
+            first.append(branch[0, 0].clone())
+            skips.append(x if residual is not None else None)
+        else:
+            branch, pullback = step.vjp(u)
+            pullbacks.append(pullback)
         x = x + residual * branch if skip else branch
-        us.append(u)
-        biases.append(b)
         squares.append(_square(x))
 
     gradient = torch.empty_like(x).normal_(generator=generator)
     backward, weight_gradient = [], []
-    branch, pullback = step.vjp(us[-1], first[-1])
+    if again:
+        branch, pullback = step.vjp(us[-1], first[-1])
     for l, layer in reversed(list(enumerate(layers))):
-        u, b = us.pop(), biases.pop()
+        pullback = pullback if again else pullbacks.pop()
         delta = pullback(residual * gradient if skipped[l] else gradient)
-        if l > 0:
-            branch, pullback = step.vjp(us[-1], first[l - 1])
-        x = skips[l] if residual is not None else branch if l > 0 else entering
         delta_squared = _square(delta)
         backward.append(delta_squared.mean(1))
         weight_gradient.append((delta_squared * squares[l]).mean(1))
-        into = layer.backward(x, squares[l], u if b is None else u - b, delta, delta_squared)
+        x = u = None  # weights that are drawn need not know what they have shown
+        if again:
+            u, b = us.pop(), biases.pop()
+            u = u if b is None else u - b
+            if l > 0:
+                branch, pullback = step.vjp(us[-1], first[l - 1])
+            x = skips[l] if residual is not None else branch if l > 0 else entering
+        into = layer.backward(x, squares[l], u, delta, delta_squared)
         gradient = gradient + into if skipped[l] else into
     backward.append(_square(gradient).mean(1))
 
@@ -352,12 +363,16 @@ class _Step:
         # A copy: the activation may act in place.
         return _check_shape(self.activation(_normalized(u)[0] if self.normalize else u.clone()), u)
 
-    def vjp(self, u: Tensor, first: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The activations, whose first row must be ``first``, and what pulls a gradient back to ``u``."""
+    def vjp(self, u: Tensor, first: Tensor | None = None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The activations, whose first row must be ``first`` if given, and what pulls a gradient back to ``u``."""
         v, scale = _normalized(u) if self.normalize else (u, None)
         x, pull = torch.func.vjp(lambda v: self.activation(v.clone()), v)
-        if not torch.equal(x[0, 0].nan_to_num(), first.nan_to_num()):
-            raise ValueError("activation must give the same value every time: this one is random or changes its state")
+        _check_shape(x, u)
+        if first is not None and not torch.equal(x[0, 0].nan_to_num(), first.nan_to_num()):
+            raise ValueError(
+                "activation must give the same value every time: this one is random or changes its state; "
+                "use sampler='explicit'"
+            )
 
         def pullback(gradient):
             (delta,) = pull(gradient)

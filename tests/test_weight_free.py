@@ -1,5 +1,6 @@
 """Signals without weights: the joint law that weights would give, and the identities that they would obey."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from scipy import stats
 from threadpoolctl import threadpool_info
 from torch import nn
 
-from initlib import generator, propagate, rng, schemes, signal
+from initlib import constant, generator, propagate, rng, schemes, signal
 from initlib.weight_free import WeightFree
 
 P = 1e-7
@@ -598,10 +599,22 @@ def test_activation_with_a_parameter_gets_no_gradient():
     "activation", [nn.RReLU(), nn.Dropout(0.5), lambda u: u * torch.rand_like(u)], ids=["rrelu", "dropout", "noise"]
 )
 @pytest.mark.parametrize("normalize", [None, "batch"])
-@pytest.mark.parametrize("sampler", EACH)
-def test_random_activation_is_refused(activation, normalize, sampler):
-    with pytest.raises(ValueError, match="activation must give the same value every time: this one is random"):
-        propagate([30] * 4, "he_normal", activation, networks=3, samples=4, normalize=normalize, sampler=sampler)
+def test_random_activation_is_refused_where_no_weights_are_drawn(activation, normalize):
+    options = {"networks": 3, "samples": 4, "normalize": normalize}
+    with pytest.raises(ValueError, match="this one is random or changes its state; use sampler='explicit'"):
+        propagate([30] * 4, "he_normal", activation, sampler="weight_free", **options)
+    assert np.isfinite(propagate([30] * 4, "he_normal", activation, sampler="explicit", **options).backward).all()
+
+
+def test_explicit_sampler_pulls_back_through_what_the_activation_did():
+    calls = itertools.count(2)
+
+    def growing(u):
+        return next(calls) * u
+
+    trace = propagate([1, 1, 1], constant(1.0), growing, networks=1, inputs=torch.ones(1, 1), dtype=torch.float64)
+    np.testing.assert_allclose(trace.activations[0], [1, 4, 36])
+    np.testing.assert_allclose(trace.backward[0] / trace.backward[0, 2], [4, 4, 1])
 
 
 def test_random_modules_may_act_when_they_are_not_training():
