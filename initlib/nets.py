@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from initlib import activations
 from initlib.activations import Activation
@@ -123,3 +124,174 @@ def bottleneck(
         head=nn.Linear(width, outputs, bias=bias),
     )
     return nn.Sequential(parts)
+
+
+def all_conv(
+    channels: int,
+    classes: int,
+    *,
+    width: int = 16,
+    normalize: bool = False,
+    activation: Activation = "relu",
+) -> nn.Sequential:
+    r"""A classifier of images made of ten convolutions, two of them strided, and an average over all positions.
+
+    The convolutions of All-CNN-C, with one more at the end: three of ``width`` channels, the third of stride 2; then
+    of :math:`2\,` ``width``: three, the third of stride 2, two more, and one of kernel 1; a head of kernel 1 to the
+    classes. All other kernels are 3 × 3 with a border of zeros.
+
+    Parameters
+    ----------
+    channels, classes : int
+        Of the images, and of the logits.
+    width : int
+        Channels at full resolution: 16 trains on a CPU, the original has 96.
+    normalize : bool
+        Batch normalisation between each convolution and its activation; these convolutions have no biases.
+    activation : str, torch.nn.Module or function
+        As for :func:`initlib.activations.get`; layers share it.
+
+    Returns
+    -------
+    torch.nn.Sequential
+        From images (batch, channels, height, width), of any size, to logits (batch, classes). Submodules
+        ``unit1`` to ``unit9``, each of ``conv``, ``norm`` if normalised and ``activation``; ``head``;
+        ``pool``. What ``conv`` returns are the pre-activations; nothing acts in place.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is not a positive integer, ``normalize`` is not a boolean, or the activation is unknown.
+
+    Notes
+    -----
+    Two strides take 14 × 14 pixels to 4 × 4 and 32 × 32 to 8 × 8. The original has nine convolutions: two, not
+    three, of 3 × 3 behind the last stride, the first of them without a border. It drops out, which this network
+    does not, and rectifies its logits.
+
+    Source: :cite:p:`springenberg2015striving`. Introduced in chapter 08b.
+    """
+    for name, size in {"channels": channels, "classes": classes, "width": width}.items():
+        check_count(name, size)
+    _check_flag("normalize", normalize)
+    plan = [(width, 1), (width, 1), (width, 2), *[(2 * width, s) for s in (1, 1, 2, 1, 1)]]
+    parts, m = OrderedDict(), channels
+    for k, (n, stride) in enumerate(plan, 1):
+        conv = nn.Conv2d(m, n, 3, stride=stride, padding=1, bias=not normalize)
+        parts[f"unit{k}"], m = _unit(conv, normalize, activation), n
+    parts[f"unit{len(plan) + 1}"] = _unit(nn.Conv2d(m, m, 1, bias=not normalize), normalize, activation)
+    parts["head"] = nn.Conv2d(m, classes, 1)
+    parts["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(parts)
+
+
+class UNet(nn.Module):
+    """The network that :func:`unet` builds.
+
+    ``encoder`` and ``decoder`` hold a pair of units, ``first`` and ``second``, a level; ``bottom`` is a pair,
+    ``up`` holds a unit a level, and ``head`` is the last convolution. Level 0 is that of full resolution.
+    """
+
+    def __init__(self, channels: int, outputs: int, base: int, levels: int, normalize: bool, activation: Activation):
+        super().__init__()
+
+        def pair(m: int, n: int) -> nn.Sequential:
+            first, second = (nn.Conv2d(k, n, 3, padding=1, bias=not normalize) for k in (m, n))
+            units = (_unit(conv, normalize, activation) for conv in (first, second))
+            return nn.Sequential(OrderedDict(zip(("first", "second"), units, strict=True)))
+
+        widths = [base * 2**level for level in range(levels + 1)]
+        self.encoder = nn.ModuleList(pair(m, n) for m, n in pairwise([channels, *widths[:-1]]))
+        self.bottom = pair(*widths[-2:])
+        up = (nn.ConvTranspose2d(2 * n, n, 2, stride=2, bias=not normalize) for n in widths[:-1])
+        self.up = nn.ModuleList(_unit(conv, normalize, activation) for conv in up)
+        self.decoder = nn.ModuleList(pair(2 * n, n) for n in widths[:-1])
+        self.head = nn.Conv2d(base, outputs, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits of each pixel, (batch, outputs, height, width)."""
+        factor = 2 ** len(self.encoder)
+        if images.ndim != 4 or any(side < factor or side % factor for side in images.shape[2:]):
+            raise ValueError(
+                f"images must have shape (batch, channels, height, width) with sides that are multiples of {factor} "
+                f"(2 ** levels), got {tuple(images.shape)}"
+            )
+        x, skips = images, []
+        for block in self.encoder:
+            skips.append(block(x))
+            x = F.max_pool2d(skips[-1], 2)
+        x = self.bottom(x)
+        for up, block, skip in reversed(list(zip(self.up, self.decoder, skips, strict=True))):
+            x = block(torch.cat([skip, up(x)], 1))
+        return self.head(x)
+
+
+def unet(
+    channels: int,
+    outputs: int,
+    *,
+    base: int = 8,
+    levels: int = 3,
+    normalize: bool = False,
+    activation: Activation = "relu",
+) -> UNet:
+    r"""A U-Net: down to coarse resolution and back up, with what was there on the way down set beside it.
+
+    On each level down two convolutions of 3 × 3 and a maximum over squares of 2 × 2, which halves the sides while
+    the channels double from ``base``; two convolutions at the bottom; on each level up a transposed convolution
+    of 2 × 2, the channels of the same level on the way down beside its own, and two convolutions.
+    A head of kernel 1 gives the logits. Borders are of zeros, so that each pixel has its logits.
+
+    Parameters
+    ----------
+    channels, outputs : int
+        Of the images, and of the logits: one output for each class.
+    base : int
+        Channels at full resolution: 8 trains on a CPU, the original has 64.
+    levels : int
+        How often the sides are halved; the original has 4. There are 5 ``levels`` + 3 layers.
+    normalize : bool
+        As for :func:`all_conv`, for each layer but the head.
+    activation : str, torch.nn.Module or function
+        As for :func:`initlib.activations.get`; layers share it.
+
+    Returns
+    -------
+    UNet
+        From images (batch, channels, height, width), whose sides are multiples of :math:`2^{\text{levels}}`, to
+        logits (batch, outputs, height, width). Submodules ``encoder.0.first``, ``encoder.0.second``, ...,
+        ``bottom.first``, ``bottom.second``, ``up.0``, ``decoder.0.first``, ``decoder.0.second``, ..., each of
+        ``conv``, ``norm`` if normalised and ``activation``; ``head``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for :func:`all_conv`.
+
+    Notes
+    -----
+    With stride and kernel of 2 the squares that a transposed convolution writes do not overlap: each output is a
+    sum over exactly ``in_channels`` inputs, at the border as well. The original pads nothing and so loses
+    the border, and has no activation behind its transposed convolutions; with one, both halves of what is set side
+    by side are rectified, and He's scheme keeps the second moment of both. The maximum raises it.
+
+    Source: :cite:p:`ronneberger2015unet`. Introduced in chapter 08b.
+    """
+    for name, size in {"channels": channels, "outputs": outputs, "base": base, "levels": levels}.items():
+        check_count(name, size)
+    _check_flag("normalize", normalize)
+    return UNet(channels, outputs, base, levels, normalize, activation)
+
+
+def _unit(conv: nn.Module, normalize: bool, activation: Activation) -> nn.Sequential:
+    """A convolution, what normalises it, and its activation."""
+    parts = OrderedDict(conv=conv)
+    if normalize:
+        parts["norm"] = nn.BatchNorm2d(conv.out_channels)
+    parts["activation"] = Elementwise(activation)
+    return nn.Sequential(parts)
+
+
+def _check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
