@@ -7,6 +7,8 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.fans`: connections of a layer, and their averages
 - :mod:`initlib.schemes`: variance = gain² / average fan, and the distributions
 - :mod:`initlib.model`: a scheme over a whole model
+- :mod:`initlib.layers`: the layers of any model, in call order, and the statistics of what leaves each
+- :mod:`initlib.calibrate`: initialisation from data
 - :mod:`initlib.checks`: predicted against measured, with the standard error
 - :mod:`initlib.activations`: an activation as its Gaussian moments
 - :mod:`initlib.pairs`: two samples in one unit, integrals over both
@@ -19,9 +21,10 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.figures`: the look of the figures
 """
 
-from initlib import activations, data, figures, meanfield, nets, schemes
+from initlib import activations, calibrate, data, figures, meanfield, nets, schemes
 from initlib.checks import check, check_close, check_exact, check_less, mean_and_se
 from initlib.fans import Fans, average, fans
+from initlib.layers import layer_moments
 from initlib.model import initialize
 from initlib.runtime import device, generator, rng, seed, sized
 from initlib.schemes import Scheme, constant
@@ -37,6 +40,7 @@ __all__ = [
     "Table",
     "activations",
     "average",
+    "calibrate",
     "check",
     "check_close",
     "check_exact",
@@ -48,6 +52,7 @@ __all__ = [
     "figures",
     "generator",
     "initialize",
+    "layer_moments",
     "mean_and_se",
     "meanfield",
     "nets",

@@ -17,7 +17,7 @@ import pytest
 import initlib
 
 ROOMS = [
-    *("runtime", "tables", "fans", "schemes", "model", "checks", "activations"),
+    *("runtime", "tables", "fans", "schemes", "model", "layers", "calibrate", "checks", "activations"),
     *("pairs", "meanfield", "weight_free", "signal"),
     *("nets", "data", "train", "figures"),
 ]
