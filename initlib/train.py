@@ -4,15 +4,18 @@ One network is a draw. What a scheme does to training is a statement about a dis
 experiment is trained from many seeds, and at its own best learning rate. The members' weights are stacked and their
 losses computed together (``torch.func.vmap``), so that one backward pass gives every gradient. Replicate :math:`k` has
 the same random numbers in every arm and at every rate, for the weights and for the order of the samples: arms are
-compared pair by pair.
+compared pair by pair. All random numbers are drawn before the first step, so that the seeds may be trained anywhere: in
+two threads of this process, or by the workers of an executor.
 """
 
 import copy
+import functools
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,13 +36,16 @@ Arm = str | Initializer | Callable[[nn.Module, torch.Generator], object]
 
 #: The named optimisers, at a learning rate of one.
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1.0, momentum=0.9),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1.0),
+    "sgd": functools.partial(torch.optim.SGD, lr=1.0),
+    "momentum": functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9),
+    "adam": functools.partial(torch.optim.Adam, lr=1.0),
 }
 
-# Test samples that are evaluated at once.
-_EVALUATED = 250
+# Test samples that are evaluated at once, and the most inputs they may have together.
+_EVALUATED, _INPUTS = 250, 2**16
+
+# Convolutional members that are computed together on a CPU. Larger groups are no faster and need more memory.
+_GROUP = 4
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +63,8 @@ class Runs:
         Loss of each mini-batch, before its step.
     test_loss : array, shape (arms, rates, seeds, records)
     test_accuracy : array, shape (arms, rates, seeds, records)
-        Share of the test set that is classified correctly; not a number if targets are not classes.
+        Share of the test set, of pixels if those are classified, that is classified correctly; not a number
+        if targets are not classes.
     diverged_at : array of int, shape (arms, rates, seeds)
         First step whose loss was not finite, counted from 1; -1 if none was. From there on the
         member's losses are infinite and its accuracy is zero.
@@ -119,6 +126,8 @@ def train(
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     record: int | Sequence[int] = 1,
     seed: int = 0,
+    executor: Executor | None = None,
+    jobs: int | None = None,
 ) -> Runs:
     r"""Train every arm at every learning rate from every seed, all at once.
 
@@ -126,9 +135,9 @@ def train(
     ----------
     model : torch.nn.Module
         The network, as a template: it is copied, not changed. What an arm does not set starts as it is
-        here; what does not require a gradient stays as it started.
+        here, running statistics too; what does not require a gradient stays as it started.
     dataset : Dataset
-        ``y`` holds classes, or targets of another kind for another loss.
+        ``y`` holds classes, of samples or of their pixels, or targets of another kind for another loss.
     arms : mapping of str to scheme, name or callable
         How the weights are drawn: a scheme for all layers, as :func:`initlib.model.initialize`
         applies it, or a function ``arm(model, generator)`` that fills a model in place.
@@ -149,6 +158,13 @@ def train(
         spaced, the last one at the end.
     seed : int
         Number of the experiment, see :func:`initlib.runtime.seed`.
+    executor : concurrent.futures.Executor, optional
+        Who trains: a pool of processes, or the workers of a cluster, as ``Client.get_executor()`` of
+        ``dask.distributed`` gives them. What is sent (model, data, loss, optimiser) must pickle. Threads of
+        this process if left out.
+    jobs : int, optional
+        Pieces that the seeds are split into, at most one a seed; two on a CPU and one on another device if
+        left out. The numbers depend on it, by rounding; they do not depend on who computes a piece.
 
     Returns
     -------
@@ -157,29 +173,30 @@ def train(
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as described; the message names it and its value. Nothing has been
-        trained then.
+        If an argument is not as described, or a layer of the model is random (dropout); the message names it and
+        its value. Nothing has been trained then.
 
     Notes
     -----
     Weights are :math:`\theta = \theta_0 + \eta\,d`, and torch's optimiser moves the displacement :math:`d` at a
     learning rate of one: its state does not depend on :math:`\eta`, so that a single optimiser serves every
     rate. Members do not mix: one that blows up leaves the others as they would have been, to within
-    rounding. Computed in single precision; on a CPU in two halves, each on one thread (small matrices are
-    multiplied faster that way).
+    rounding. Computed in single precision, whatever the model's, on the :func:`initlib.runtime.device` of the
+    process that computes; on a CPU on one thread a piece (small matrices are multiplied faster that way).
 
-    Introduced in chapter 05.
+    Whatever mode the template is in, the losses of mini-batches are those of training mode and the test set is
+    evaluated in evaluation mode. Each member has buffers of its own: running statistics start as the arm left
+    them. Batch normalisation without running statistics sees the test samples that are evaluated together.
+
+    Members are computed all together, but on a CPU those with convolutions in groups of four.
+
+    Introduced in chapter 05; executors in chapter 10.
     """
     arms = _check_arms(arms)
     table = _check_rates(rates, arms)
     for name, value in (("seeds", seeds), ("steps", steps), ("batch", batch)):
         check_count(name, value)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if any(True for _ in model.buffers()):
-        raise ValueError(f"model must not have buffers, got {', '.join(name for name, _ in model.named_buffers())}")
-    if not any(True for _ in model.parameters()):
-        raise ValueError(f"model has no parameters to train: {model}")
+    _check_model(model)
     if not isinstance(dataset, Dataset):
         raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
     if not callable(loss):
@@ -188,52 +205,72 @@ def train(
         raise ValueError(f"batch must be at most the {len(dataset.x)} training samples, got {batch}")
     make_optimizer = _check_optimizer(optimizer)
     records = _check_records(record, steps)
+    if executor is not None and (isinstance(executor, type) or not callable(getattr(executor, "submit", None))):
+        raise TypeError(f"executor must have submit(), as those of concurrent.futures have, got {executor!r}")
+    if jobs is not None:
+        check_count("jobs", jobs)
 
     device = runtime.device()
+    # The same pieces, and so the same numbers, whether there are cores for them or not.
+    pieces = min(jobs or (2 if device.type == "cpu" else 1), seeds)
     with torch.inference_mode(False), torch.enable_grad(), runtime.one_thread(device):
         numbers = torch.randint(2**62, (seeds,), generator=runtime.generator(seed))
         generators = [torch.Generator().manual_seed(int(number)) for number in numbers]
-        start = _draw(model, arms, generators)
+        start, buffers = _draw(model, arms, generators)
         order = torch.stack([_shuffled(len(dataset.x), batch, steps, generator) for generator in generators], 1)
-        # Two halves side by side if there are cores for them; the same halves, and so the same numbers, if not.
-        halves = torch.arange(seeds).tensor_split(2 if device.type == "cpu" and seeds > 1 else 1)
+        here = executor is None
+        pool = ThreadPoolExecutor(min(pieces, os.cpu_count() or 1)) if here else nullcontext(executor)
+        with pool as workers:
+            futures = []
+            for k, part in enumerate(torch.arange(seeds).tensor_split(pieces)):
+                states = [{name: values[part] for name, values in each.items()} for each in (start, buffers)]
+                shown = here and k == 0 and _watched()
+                futures.append(
+                    workers.submit(
+                        _train, model, dataset, table, *states, order[:, part], make_optimizer, loss, records, shown
+                    )
+                )
+            try:
+                done = [each.result() for each in tqdm(futures, disable=here or not _watched(), leave=False)]
+            finally:
+                for future in futures:
+                    future.cancel()  # what has not begun, if one has failed
+    columns = zip(*done, strict=True)
+    return Runs(tuple(arms), table, np.array(records), *(np.concatenate(parts, 2) for parts in columns))
 
-        def of_seeds(half):
-            weights, shown = {name: w[half] for name, w in start.items()}, half[0] == 0 and _watched()
-            return _train(model, dataset, table, weights, order[:, half], make_optimizer, loss, records, device, shown)
 
-        with ThreadPoolExecutor(len(halves)) as pool:
-            columns = zip(*pool.map(of_seeds, halves), strict=True)
-            return Runs(tuple(arms), table, np.array(records), *(np.concatenate(parts, 2) for parts in columns))
+def _train(model, dataset, table, start, buffers, order, make_optimizer, loss, records, shown):
+    """One piece, in whatever process: the loop, on one thread of a CPU or on the device of that process."""
+    device = runtime.device()
+    with torch.inference_mode(False), torch.enable_grad(), runtime.one_thread(device):
+        return _loop(model, dataset, table, start, buffers, order, make_optimizer, loss, records, device, shown)
 
 
-def _train(model, dataset, table, start, order, make_optimizer, loss, records, device, shown):
-    """The loop; ``start`` maps names to tensors of shape (seeds, arms, 1, ...)."""
+def _loop(model, dataset, table, start, buffers, order, make_optimizer, loss, records, device, shown):
+    """Steps and records; ``start`` and ``buffers`` map names to tensors of shape (seeds, arms, 1, ...)."""
     steps, seeds = order.shape[:2]
-    template = copy.deepcopy(model).to(device)
     names, frozen = list(start), {name for name, p in model.named_parameters() if not p.requires_grad}
     start = [start[name].to(device) for name in names]
     eta = torch.tensor(table, dtype=torch.float32, device=device)
     displacement = [w.new_zeros(*w.shape[:2], table.shape[1], *w.shape[3:]) for w in start]
     optimizer = make_optimizer(displacement)
+    buffers = {name: b.to(device).repeat_interleave(table.shape[1], 2).flatten(0, 2) for name, b in buffers.items()}
+    members = _Members(model, buffers, loss, seeds * eta.numel(), device)
 
     def weights():
         """Of all members, in the order (seeds, arms, rates)."""
         moved = (w + eta.reshape(*eta.shape, *[1] * (w.ndim - 3)) * d for w, d in zip(start, displacement, strict=True))
         return dict(zip(names, (w.flatten(0, 2) for w in moved), strict=True))
 
-    of_members = vmap(lambda parameters, x, y: loss(functional_call(template, parameters, (x,)), y))
     x, y, order = dataset.x.to(device), dataset.y.to(device), order.to(device)
     losses = eta.new_full((steps, seeds, eta.numel()), math.inf)
     alive = torch.ones(seeds, eta.numel(), dtype=torch.bool, device=device)
     diverged_at = torch.full((seeds, eta.numel()), -1, device=device)
-    evaluated = [_evaluate(template, weights(), dataset, loss, alive)] if records[0] == 0 else []
+    evaluated = [members.evaluate(weights(), dataset, alive)] if records[0] == 0 else []
     for step in tqdm(range(1, steps + 1), disable=not shown, leave=False):
         sample = order[step - 1].repeat_interleave(eta.numel(), 0)
-        parameters = {name: w.requires_grad_() for name, w in weights().items()}
-        values = of_members(parameters, x[sample], y[sample])
-        gradients = torch.autograd.grad(values.sum(), list(parameters.values()), materialize_grads=True)
-        values = values.detach().view_as(alive)
+        values, gradients = members.learn(weights(), x, y, sample)
+        values = values.view_as(alive)
         diverged_at[alive & ~values.isfinite()] = step
         alive &= values.isfinite()
         losses[step - 1] = torch.where(alive, values, math.inf)
@@ -241,7 +278,7 @@ def _train(model, dataset, table, start, order, make_optimizer, loss, records, d
             d.grad = torch.zeros_like(d) if name in frozen else gradient.view_as(d)
         optimizer.step()
         if step in records:
-            evaluated.append(_evaluate(template, weights(), dataset, loss, alive))
+            evaluated.append(members.evaluate(weights(), dataset, alive))
 
     def tidy(values):  # (records, seeds, arms · rates) to (arms, rates, seeds, records)
         return values.unflatten(2, eta.shape).permute(2, 3, 1, 0).cpu().numpy()
@@ -250,23 +287,84 @@ def _train(model, dataset, table, start, order, make_optimizer, loss, records, d
     return tidy(losses), test_loss, test_accuracy, tidy(diverged_at[None])[..., 0]
 
 
-def _draw(model, arms, generators) -> dict[str, Tensor]:
-    """Weights of every seed and arm, (seeds, arms, 1, ...): the same random numbers in each arm."""
-    scratch = copy.deepcopy(model).cpu().float()
-    untouched = copy.deepcopy(scratch.state_dict())
+class _Members:
+    """Many networks of one architecture, with stacked weights and buffers, in groups that are computed together."""
+
+    def __init__(self, model, buffers, loss, members, device):
+        self.template, self.buffers, self.loss = copy.deepcopy(model).to(device), buffers, loss
+        together = _GROUP if device.type == "cpu" and _has_convolutions(model) else members
+        self.groups = [slice(k, k + together) for k in range(0, members, together)]
+
+    def call(self, weights, buffers, x, y):
+        """Outputs and loss of one member, and its buffers afterwards."""
+        state = {**weights, **buffers}
+        outputs = functional_call(self.template, state, (x,))
+        return outputs, self.loss(outputs, y), {name: state[name] for name in buffers}
+
+    def learn(self, weights, x, y, sample):
+        """Losses of the members and gradients of their weights, in training mode; ``sample`` is (members, batch)."""
+        self.template.train()
+        of_members = vmap(lambda *arguments: self.call(*arguments)[1:])
+        values, gradients = [], []
+        for group in self.groups:
+            parameters = {name: w[group].requires_grad_() for name, w in weights.items()}
+            buffers = {name: b[group] for name, b in self.buffers.items()}
+            value, buffers = of_members(parameters, buffers, x[sample[group]], y[sample[group]])
+            values.append(value.detach())
+            gradients.append(torch.autograd.grad(value.sum(), list(parameters.values()), materialize_grads=True))
+            for name, b in buffers.items():
+                self.buffers[name][group] = b.detach()
+        return torch.cat(values), [torch.cat(parts) for parts in zip(*gradients, strict=True)]
+
+    @torch.no_grad()
+    def evaluate(self, weights, dataset, alive) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy on the test set, each (seeds, arms · rates), in evaluation mode."""
+        self.template.eval()
+        classes = not dataset.y_test.is_floating_point()
+
+        def of_member(weights, buffers, x, y):
+            outputs, loss, _ = self.call(weights, buffers, x, y)
+            classified = classes and outputs.ndim == y.ndim + 1
+            return loss, (outputs.argmax(1) == y).float().mean() if classified else outputs.new_full((), math.nan)
+
+        # Targets are batched over members too: torch's batching rules for some losses (mse_loss) need it.
+        both = vmap(of_member, in_dims=(0, 0, None, 0))
+        total = torch.zeros(2, alive.numel(), dtype=torch.float64, device="cpu")
+        samples = max(1, min(_EVALUATED, _INPUTS // dataset.x_test[0].numel()))
+        for x, y in zip(dataset.x_test.split(samples), dataset.y_test.split(samples), strict=True):
+            x, y = x.to(alive.device), y.to(alive.device)
+            for group in self.groups:
+                state = [{name: w[group] for name, w in each.items()} for each in (weights, self.buffers)]
+                part = torch.stack(both(*state, x, y.expand(len(total[0, group]), *y.shape)))
+                total[:, group] += len(x) * part.cpu().double()
+        values, right = total.view(2, *alive.shape) / len(dataset.x_test)
+        fine = alive.cpu() & values.isfinite()
+        return torch.where(fine, values, math.inf), torch.where(fine | right.isnan(), right, 0.0)
+
+
+def _has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+
+
+def _draw(model, arms, generators) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and buffers of every seed and arm, (seeds, arms, 1, ...): the same random numbers in each arm."""
+    template = copy.deepcopy(model).cpu().float()
     members = []
     for generator in generators:
         state = generator.get_state()
         for arm in arms.values():
-            scratch.load_state_dict(untouched)
+            scratch = copy.deepcopy(template)
             generator.set_state(state)
             if isinstance(arm, Initializer):
                 initialize(scratch, arm, generator=generator)
             else:
                 arm(scratch, generator)
-            members.append({name: p.detach().clone() for name, p in scratch.named_parameters()})
+            members.append((dict(scratch.named_parameters()), dict(scratch.named_buffers())))
     shape = (len(generators), len(arms), 1)
-    return {name: torch.stack([m[name] for m in members]).unflatten(0, shape) for name in members[0]}
+    return tuple(
+        {name: torch.stack([m[name].detach() for m in each]).unflatten(0, shape) for name in each[0]}
+        for each in zip(*members, strict=True)
+    )
 
 
 def _shuffled(samples: int, batch: int, steps: int, generator: torch.Generator) -> Tensor:
@@ -276,30 +374,6 @@ def _shuffled(samples: int, batch: int, steps: int, generator: torch.Generator) 
     whole = samples // batch
     epochs = [torch.randperm(samples, generator=generator)[: whole * batch] for _ in range(-(-steps // whole))]
     return torch.cat(epochs).reshape(-1, batch)[:steps]
-
-
-@torch.no_grad()
-def _evaluate(template, parameters, dataset, loss, alive) -> tuple[Tensor, Tensor]:
-    """Loss and accuracy on the test set, each (seeds, arms · rates)."""
-    device = alive.device
-    classes = not dataset.y_test.is_floating_point()
-
-    def of_member(parameters, x, y):
-        outputs = functional_call(template, parameters, (x,))
-        right = (outputs.argmax(-1) == y).float().mean() if classes else outputs.new_full((), math.nan)
-        return loss(outputs, y), right
-
-    # Targets are batched over members too: torch's batching rules for some losses (mse_loss) need it.
-    both = vmap(of_member, in_dims=(0, None, 0))
-    total = torch.zeros(2, *alive.shape, dtype=torch.float64, device="cpu")
-    pieces = zip(dataset.x_test.split(_EVALUATED), dataset.y_test.split(_EVALUATED), strict=True)
-    for x, y in pieces:
-        targets = y.to(device).expand(alive.numel(), *y.shape)
-        part = torch.stack(both(parameters, x.to(device), targets)).view(2, *alive.shape)
-        total += len(x) * part.cpu().double()
-    values, right = total / len(dataset.x_test)
-    fine = alive.cpu() & values.isfinite()
-    return torch.where(fine, values, math.inf), torch.where(fine, right, 0.0 if classes else math.nan)
 
 
 def _watched() -> bool:
@@ -316,6 +390,23 @@ def _check_arms(arms: Mapping[str, Arm]) -> dict[str, Arm]:
     for name, arm in arms.items():
         named[name] = arm if callable(arm) and not isinstance(arm, Initializer) else schemes.get(arm)
     return named
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"model has no parameters to train: {model}")
+    for name, module in model.named_modules():
+        packed = isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0
+        dropout = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+        if packed or dropout or isinstance(module, nn.RReLU):
+            raise ValueError(f"model must not be random, got {name or 'model'}: {module}")
+        norm = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+        if norm and module.momentum is None:  # its weight is a number that differs by step, which vmap cannot read
+            raise ValueError(
+                f"model must not average over all batches: give {name or 'model'} a momentum, got {module}"
+            )
 
 
 def _check_rates(rates, arms: Mapping[str, Arm]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Many members at once: each trained as a plain loop of torch would, alone, and what is refused."""
 
 import copy
+import importlib
 import math
 import sys
 
@@ -14,6 +15,7 @@ from initlib import generator, initialize, nets, schemes
 from initlib.data import Dataset
 from initlib.train import OPTIMIZERS, Runs, train
 
+MODULE = importlib.import_module("initlib.train")  # `initlib.train` is the function
 FIELDS = ("rates", "steps", "loss", "test_loss", "test_accuracy", "diverged_at")
 
 
@@ -33,6 +35,13 @@ def targets(samples=24, tested=260, inputs=5, outputs=2):
     x = torch.randn(samples + tested, inputs, generator=generator(3210))
     y = torch.sin(x[:, :outputs])
     return Dataset("targets", x[:samples], y[:samples], x[samples:], y[samples:], (inputs,), 0)
+
+
+def images(samples=24, tested=20, pixels=6, segmented=False):
+    """Images of two channels; a class for each, or one for each pixel, that depends on the first channel."""
+    x = torch.randn(samples + tested, 2, pixels, pixels, generator=generator(3220))
+    y = (x[:, 0] > 0.3).long() if segmented else (x[:, 0].mean((1, 2)) > 0).long()
+    return Dataset("images", x[:samples], y[:samples], x[samples:], y[samples:], (pixels, pixels), 2)
 
 
 MODEL = nets.mlp([5, 6, 3], "tanh")
@@ -87,15 +96,17 @@ def plain_loop(model, dataset, start, order, optimizer, loss, records):
     losses, tested = [], []
 
     def evaluate():
+        model.eval()
         with torch.no_grad():
             outputs = model(x_test)
-            right = (outputs.argmax(1) == y_test).double().mean().item() if y_test.ndim == 1 else math.nan
+            right = math.nan if y_test.is_floating_point() else (outputs.argmax(1) == y_test).double().mean().item()
             tested.append((loss(outputs, y_test).item(), right))
 
     if 0 in records:
         evaluate()
     for step, chosen in enumerate(order, 1):
         mask = torch.from_numpy(chosen).bool()
+        model.train()
         value = loss(model(x[mask]), y[mask])
         losses.append(value.item())
         stepper.zero_grad()
@@ -184,6 +195,125 @@ def test_convolutions_and_activations_with_parameters_are_trained_too():
             return self.head(self.slope(self.conv(x[:, None])).flatten(1))
 
     agrees_with_plain_loops(Small(), CLASSES, "sgd", OF_TORCH["sgd"], [0.1], F.cross_entropy)
+
+
+class Normalised(nn.Module):
+    """Convolutions with batch normalisation, one of them with a momentum of its own, and a head."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4, momentum=0.4, affine=False), nn.ReLU()),
+        )
+        self.head = head
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+RECOGNISER = Normalised(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)))
+SEGMENTER = Normalised(nn.Conv2d(4, 2, 1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_normalisation_trains_on_the_batch_and_is_tested_on_running_statistics(training):
+    model = copy.deepcopy(RECOGNISER).train(training)
+    agrees_with_plain_loops(model, images(), "sgd", OF_TORCH["sgd"], [0.1, 0.3], F.cross_entropy)
+
+
+def test_pixels_are_classified_one_by_one():
+    found = agrees_with_plain_loops(
+        SEGMENTER, images(segmented=True), "adam", OF_TORCH["adam"], [0.03], F.cross_entropy, (0, 30), 30
+    )
+    assert (found.test_accuracy[..., -1] > 0.75).all()
+    assert (found.test_loss[..., -1] < found.test_loss[..., 0]).all()
+
+
+class Counting(nn.Module):
+    """A layer that counts its batches, and an offset that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.register_buffer("batches", torch.tensor(0))
+        self.register_buffer("offset", torch.arange(3.0) / 4, persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.batches = self.batches + 1  # another tensor, where batch normalisation fills the same one
+        return self.layer(x) / (1 + self.batches) + self.offset
+
+
+def test_other_buffers_are_members_own_too():
+    agrees_with_plain_loops(Counting(), CLASSES, "sgd", OF_TORCH["sgd"], [0.1, 0.5], F.cross_entropy)
+
+
+def test_buffers_start_where_an_arm_leaves_them():
+    def counted(model, source):
+        assert model.batches == 0  # whatever the arm before has done
+        assert model.offset[0] == 0
+        initialize(model, "he_normal", generator=source)
+        model.batches.fill_(3)
+        model.offset.fill_(1.0)
+
+    found = run(Counting(), arms={"counted": counted, "he": "he_normal", "again": counted}, record=[0, 7])
+    assert np.array_equal(found.loss[0], found.loss[2])
+    assert np.array_equal(found.test_loss[0], found.test_loss[2])
+    assert not np.isclose(found.loss[0, 0, :, 0], found.loss[1, 0, :, 0]).any()
+    layer, start = nn.Linear(5, 3), []
+    run(layer, arms={"he": keeping(start)}, seeds=1, steps=1)
+    layer.load_state_dict(start[0])
+    expected = F.cross_entropy(layer(CLASSES.x_test) / 4 + 1, CLASSES.y_test).item()
+    np.testing.assert_allclose(found.test_loss[0, :, 0, 0], expected, rtol=1e-5)
+
+
+def test_running_statistics_that_an_arm_sets_are_used():
+    def informed(model, source):
+        initialize(model, "he_normal", generator=source)
+        model.train()
+        for part in model.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.momentum = 1.0
+        model(images().x)
+
+    arms = {"informed": informed, "he": "he_normal"}
+    found = run(RECOGNISER, images(), arms=arms, record=[0])
+    assert not np.isclose(found.test_loss[0, 0], found.test_loss[1, 0], rtol=1e-3).any()
+    np.testing.assert_allclose(found.loss[0, ..., 0], found.loss[1, ..., 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("group", [1, 3, 1000])
+@pytest.mark.parametrize("segmented", [False, True])
+def test_groups_of_members_change_nothing_but_rounding(group, segmented, monkeypatch):
+    model, data = (SEGMENTER, images(segmented=True)) if segmented else (RECOGNISER, images())
+    options = {"arms": {**ARMS, "wild": "he_normal"}, "record": [0, 7]}
+    options["rates"] = {"he": [0.1, 0.3], "lecun": [0.1, 0.3], "wild": [0.1, 1e38]}
+    expected = run(model, data, **options)
+    monkeypatch.setattr(MODULE, "_GROUP", group)
+    found = run(model, data, **options)
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-4)
+    np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-4)
+    np.testing.assert_array_equal(found.diverged_at, expected.diverged_at)
+    assert not found.diverged[:, 0].any()
+
+
+def test_test_set_is_evaluated_in_pieces_that_change_nothing(monkeypatch):
+    expected = run(RECOGNISER, images(), record=2)
+    monkeypatch.setattr(MODULE, "_INPUTS", 3 * images().x[0].numel())
+    found = run(RECOGNISER, images(), record=2)
+    np.testing.assert_allclose(found.test_loss, expected.test_loss, rtol=1e-6)
+    np.testing.assert_allclose(found.test_accuracy, expected.test_accuracy, rtol=1e-6)
+    monkeypatch.setattr(MODULE, "_INPUTS", 1)  # images larger than that go one by one
+    np.testing.assert_allclose(run(RECOGNISER, images()).test_loss, expected.test_loss[..., -1:], rtol=1e-6)
+
+
+def test_integers_that_are_no_classes_have_no_accuracy():
+    dataset = Dataset("counts", CLASSES.x, CLASSES.y, CLASSES.x_test, CLASSES.y_test, (5,), 0)
+    model = nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))
+    found = run(model, dataset, rates=[0.01], loss=lambda outputs, y: (outputs - y).square().mean())
+    assert np.isnan(found.test_accuracy).all()
+    assert np.isfinite(found.test_loss).all()
 
 
 def test_training_lowers_the_loss():
@@ -467,6 +597,7 @@ def test_best_rate_of_a_run():
 def state_of(model):
     return {
         "parameters": {name: (p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()},
+        "buffers": {name: b.tolist() for name, b in model.named_buffers()},
         "gradients": {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
         "modes": [part.training for part in model.modules()],
         "random": torch.get_rng_state().tolist(),
@@ -505,7 +636,8 @@ def test_losses_of_torch_train_as_their_formulas_do(loss):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("raises", [False, True])
-def test_everything_around_stays_as_it_is_also_when_the_loss_raises(training, raises, two_threads):
+@pytest.mark.parametrize("normalised", [False, True])
+def test_everything_around_stays_as_it_is_also_when_the_loss_raises(training, raises, normalised, two_threads):
     threads = []
 
     def loss(outputs, y):
@@ -514,17 +646,19 @@ def test_everything_around_stays_as_it_is_also_when_the_loss_raises(training, ra
             raise ArithmeticError("no more")
         return F.cross_entropy(outputs, y)
 
-    model = copy.deepcopy(MODEL).train(training)
-    model[0].weight.grad = torch.ones(6, 5)
+    model, data = (RECOGNISER, images()) if normalised else (MODEL, CLASSES)
+    model = copy.deepcopy(model).train(training)
+    first = next(model.parameters())
+    first.grad = torch.ones_like(first)
     before = state_of(model)
     if raises:
         with pytest.raises(ArithmeticError, match="no more"):
-            run(model, loss=loss)
+            run(model, data, loss=loss)
     else:
-        run(model, loss=loss)
+        run(model, data, loss=loss)
     after = state_of(model)
     assert set(threads) == {1}
-    for part in ("modes", "random", "numpy", "threads", "grad", "dtype"):
+    for part in ("modes", "buffers", "random", "numpy", "threads", "grad", "dtype"):
         assert before[part] == after[part], part
     for name, (value, wanted) in before["parameters"].items():
         assert torch.equal(value, after["parameters"][name][0])
@@ -619,7 +753,11 @@ REFUSED = [
     ({"batch": 25}, ValueError, "batch must be at most the 24 training samples, got 25"),
     ({"model": None}, TypeError, "model must be a torch.nn.Module, got NoneType"),
     ({"model": nn.Linear}, TypeError, "model must be a torch.nn.Module, got type"),
-    ({"model": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))}, ValueError, "model must not have buffers, got 1.r"),
+    ({"model": nn.Sequential(nn.Linear(5, 3), nn.Dropout())}, ValueError, r"not be random, got 1: Dropout\(p=0.5"),
+    ({"model": nn.Sequential(nn.Dropout2d(0.1), nn.Linear(5, 3))}, ValueError, "not be random, got 0: Dropout2d"),
+    ({"model": nn.Sequential(nn.Linear(5, 3), nn.RReLU())}, ValueError, "model must not be random, got 1: RReLU"),
+    ({"model": nn.MultiheadAttention(4, 2, dropout=0.1)}, ValueError, "not be random, got model: MultiheadAttention"),
+    ({"model": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, momentum=None))}, ValueError, "give 1 a momentum"),
     ({"model": nn.Sequential(nn.Tanh())}, ValueError, "model has no parameters to train"),
     ({"dataset": None}, TypeError, "dataset must be a Dataset, got NoneType"),
     ({"dataset": (CLASSES.x, CLASSES.y)}, TypeError, "dataset must be a Dataset, got tuple"),
