@@ -16,7 +16,8 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.weight_free`: a layer that sees nothing of its input but the Gram matrix
 - :mod:`initlib.signal`: moments of many random networks, forward and backward
 - :mod:`initlib.nets`: the networks of the training experiments
-- :mod:`initlib.data`: small real data that come with a package
+- :mod:`initlib.sections`: generated sections that look like electron microscopy
+- :mod:`initlib.data`: data of the training experiments
 - :mod:`initlib.train`: seeds × schemes × learning rates, trained at once
 - :mod:`initlib.figures`: the look of the figures
 """

@@ -19,7 +19,7 @@ import initlib
 ROOMS = [
     *("runtime", "tables", "fans", "schemes", "model", "layers", "calibrate", "checks", "activations"),
     *("pairs", "meanfield", "weight_free", "signal"),
-    *("nets", "data", "train", "figures"),
+    *("nets", "sections", "data", "train", "figures"),
 ]
 FOLDER = Path(initlib.__file__).parent
 MODULES = {room: importlib.import_module(f"initlib.{room}") for room in ROOMS}
