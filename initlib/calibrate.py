@@ -263,7 +263,10 @@ class _Left(Exception):
 _ZERO = "all that leaves it is zero: look for weights that are zero, or for dead units below it"
 _NOT_FINITE = "what leaves it is not finite: look for overflow in the layers below it, or NaN in the batch"
 _SAME = "it gives the same for every sample: use a batch of different samples, or look at the layers below it"
-_ROGUE = "what leaves it does not follow its weight and bias, or their dtype cannot hold the result: leave it out"
+_ROGUE = (
+    "what leaves it does not follow its weight and bias, or their dtype cannot hold the result: "
+    "leave it out, by naming the other layers in layers"
+)
 
 
 def _moments(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -300,9 +303,7 @@ def _calibrate(
     before = layer_moments(model, batch, layers=layers)
     chosen = select(model, layers)
     left = _plan(model, chosen, set(before.names), needs_bias)
-    starts = (
-        {name: start(chosen[name]) for name in before.names if name in chosen and name not in left} if start else {}
-    )
+    starts = {name: start(layer) for name, layer in chosen.items() if name not in left} if start else {}
     calls: dict[str, tuple[str, int]] = {}  # by label: what was done, and how often
     owners: dict[tuple, str] = {}  # of a parameter: the first layer that used it
     changed: list[nn.Parameter] = []
@@ -313,9 +314,12 @@ def _calibrate(
         name = call.name
         parameters = _parameters(call.module)
         shared = [owners[_key(parameter)] for parameter in parameters if _key(parameter) in owners]
-        if call.times > 1 or name in left or shared:
-            why = left.get(name) or (f"left: shares a parameter with {shared[0]!r}" if call.times == 1 else None)
-            calls[call.label] = why or "as at its first call", 0
+        if call.times > 1:
+            what, _ = calls[name]
+            calls[call.label] = what if what.startswith("left") else "as at its first call", 0
+            return None
+        if name in left or shared:
+            calls[name] = left.get(name) or f"left: shares a parameter with {shared[0]!r}", 0
             return None
         owners.update({_key(parameter): name for parameter in parameters})
         old = [parameter.clone() for parameter in parameters]
@@ -354,14 +358,16 @@ def _calibrate(
 
 def _plan(model: nn.Module, chosen: dict[str, nn.Module], called: set[str], needs_bias: bool) -> dict[str, str]:
     """The layers that are left, and why; an error if some cannot be calibrated, or none is."""
-    users: dict[tuple, list[str]] = {}
+    ours = set(map(id, chosen.values()))
+    strangers: dict[tuple, str] = {}  # by parameter: a module that has it and is not calibrated
     for name, module in model.named_modules():
-        for parameter in _parameters(module, list(module._parameters)):
-            users.setdefault(_key(parameter), []).append(name)
+        if id(module) not in ours:
+            user = name or "the model"
+            strangers |= {_key(parameter): user for parameter in _parameters(module, list(module._parameters))}
     left, computed, without = {}, [], []
     for name, layer in chosen.items():
         parameters = _parameters(layer)
-        strangers = [user for each in parameters for user in users.get(_key(each), ()) if user not in chosen]
+        others = [strangers[_key(parameter)] for parameter in parameters if _key(parameter) in strangers]
         if name not in called:
             left[name] = "not called"
         elif layer._parameters.get("weight") is None or (layer.bias is not None and layer._parameters["bias"] is None):
@@ -370,8 +376,8 @@ def _plan(model: nn.Module, chosen: dict[str, nn.Module], called: set[str], need
             left[name] = "left: it has no weights"
         elif not all(parameter.requires_grad for parameter in parameters):
             left[name] = "left: frozen"
-        elif strangers:
-            left[name] = f"left: shares a parameter with {strangers[0]!r}"
+        elif others:
+            left[name] = f"left: shares a parameter with {others[0]!r}"
         elif needs_bias and layer.bias is None:
             without.append(name)
     if computed:
@@ -464,14 +470,10 @@ def _report(before: LayerMoments, after: LayerMoments, calls: dict[str, tuple[st
     names = [*after.names, *(name for name in calls if name not in after.names)]
     moments = []
     for found in (before, after):
-        each = zip(found.names, zip(found.forward, found.mean_squared, found.variance, strict=True), strict=True)
-        known = dict(each)
+        known = {name: values for name, *values in found.rows}
         moments.append(LayerMoments.of({name: known.get(name, (math.nan,) * 3) for name in names}))
-    before, after = moments
     done, counts = zip(*(calls.get(name, ("not called", 0)) for name in names), strict=True)
-    columns = [
-        getattr(each, part) for part in ("forward", "mean_squared", "variance") for each in (before, after)
-    ]  # fmt: skip
+    columns = [getattr(each, part) for part in ("forward", "mean_squared", "variance") for each in moments]
     headers = (
         "layer",
         *(f"{what}\n{when}" for what in ("second moment", "squared mean", "variance") for when in ("before", "after")),
@@ -479,7 +481,7 @@ def _report(before: LayerMoments, after: LayerMoments, calls: dict[str, tuple[st
         "done",
     )
     rows = [tuple(row) for row in zip(names, *(map(float, column) for column in columns), counts, done, strict=True)]
-    return Calibration(headers, rows, tuple(names), before, after, np.array(counts), done)
+    return Calibration(headers, rows, tuple(names), *moments, np.array(counts), done)
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -184,7 +184,9 @@ def layer_moments(model: nn.Module, batch: Batch, *, layers: str | Sequence[str]
 
 
 def select(model: nn.Module, layers: str | Sequence[str] = "*") -> dict[str, nn.Module]:
-    """The linear layers and convolutions of a model whose names fit, by name; a shared module once.
+    """The linear layers and convolutions of a model whose names fit, by name.
+
+    A module that has several names is found by any of them, and goes by the first that fits.
 
     Parameters
     ----------
@@ -209,17 +211,20 @@ def select(model: nn.Module, layers: str | Sequence[str] = "*") -> dict[str, nn.
     patterns = [layers] if isinstance(layers, str) else layers
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"layers must be a name pattern or a sequence of them, got {layers!r}")
-    found = {name: module for name, module in model.named_modules() if isinstance(module, KINDS)}
+    found = {name: module for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, KINDS)}
     if not found:
         raise ValueError(f"model has no linear layer or convolution, got {type(model).__name__}")
-    for pattern in patterns or [layers]:
-        if not patterns or not fnmatch.filter(found, pattern):
+    if not patterns:
+        raise ValueError("layers must name at least one pattern, got none")
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in found):
             raise ValueError(f"layers: {pattern!r} fits no layer; there are " + ", ".join(map(repr, found)))
-    return {
-        name: module
-        for name, module in found.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    chosen: dict[str, nn.Module] = {}
+    for name, module in found.items():
+        fits = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        if fits and not any(module is other for other in chosen.values()):
+            chosen[name] = module
+    return chosen
 
 
 def run(model: nn.Module, batch: Batch):
