@@ -19,6 +19,9 @@ TAGS = {COMPARED, "hide-input", "hide-output", "remove-input", "remove-output"}
 LONGEST_CELL = 30
 CODE_CELLS = (10, 25)
 WORDS = (1200, 4500)
+# A second page of a chapter, NNb_slug, may be shorter.
+SECOND_PAGE_CODE_CELLS = (6, 25)
+SECOND_PAGE_WORDS = (1000, 3000)
 LAST_SECTIONS = ("Summary", "Exercises", "Further reading")
 GLOBAL_DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"}
 IN_PLACE_DRAWS = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "trunc_normal_"}
@@ -46,6 +49,15 @@ class Chapter:
     @classmethod
     def read(cls, path):
         return cls(Path(path).name, nbformat.read(path, as_version=nbformat.NO_CONVERT))
+
+    @property
+    def number(self):
+        """What the name begins with: NN, or NNb for a second page."""
+        return self.name.split("_")[0]
+
+    @property
+    def is_second_page(self):
+        return self.number.endswith("b")
 
     def where(self, index):
         """How messages name a cell."""
@@ -120,8 +132,19 @@ class Book:
         return cls(chapters, pages, toc)
 
     @property
+    def toc_entries(self):
+        """(page, the page it is a section of or None), in the order of the table of contents."""
+
+        def walk(entries, above=None):
+            for entry in entries:
+                yield entry["file"], above
+                yield from walk(entry.get("sections", []), entry["file"])
+
+        return [found for part in self.toc.get("parts", []) for found in walk(part["chapters"])]
+
+    @property
     def toc_files(self):
-        return [entry["file"] for part in self.toc.get("parts", []) for entry in part["chapters"]]
+        return [page for page, _ in self.toc_entries]
 
     @property
     def text(self):
@@ -179,9 +202,9 @@ def book_rule(rule):
 
 @chapter_rule
 def file_name(chapter):
-    """Files are called NN_slug.ipynb."""
-    if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*\.ipynb", chapter.name):
-        yield f"{chapter.name}: call it NN_slug.ipynb, in lower case"
+    """Files are called NN_slug.ipynb, and the second page of a chapter NNb_slug.ipynb."""
+    if not re.fullmatch(r"\d\db?_[a-z][a-z0-9_]*\.ipynb", chapter.name):
+        yield f"{chapter.name}: call it NN_slug.ipynb (a second page NNb_slug.ipynb), in lower case"
 
 
 @chapter_rule
@@ -300,8 +323,9 @@ def short_cells(chapter):
 @chapter_rule
 def number_of_code_cells(chapter):
     count = sum(i not in chapter.solution_cells for i, _ in chapter.cells("code"))
-    if not CODE_CELLS[0] <= count <= CODE_CELLS[1]:
-        yield f"{chapter.name}: {count} code cells outside solutions; wanted are {CODE_CELLS[0]} to {CODE_CELLS[1]}"
+    low, high = SECOND_PAGE_CODE_CELLS if chapter.is_second_page else CODE_CELLS
+    if not low <= count <= high:
+        yield f"{chapter.name}: {count} code cells outside solutions; wanted are {low} to {high}"
 
 
 @chapter_rule
@@ -502,8 +526,9 @@ def further_reading_cites(chapter):
 @chapter_rule
 def amount_of_prose(chapter):
     words = sum(len(re.findall(r"[A-Za-z][\w'’-]*", prose(cell.source))) for _, cell in chapter.cells("markdown"))
-    if not WORDS[0] <= words <= WORDS[1]:
-        yield f"{chapter.name}: {words} words of prose; wanted are {WORDS[0]} to {WORDS[1]}"
+    low, high = SECOND_PAGE_WORDS if chapter.is_second_page else WORDS
+    if not low <= words <= high:
+        yield f"{chapter.name}: {words} words of prose; wanted are {low} to {high}"
 
 
 # --- exercises --------------------------------------------------------------------------------------------------------
@@ -559,7 +584,10 @@ def solutions_run(chapter):
 
 @book_rule
 def toc_and_files_agree(book):
-    """Every chapter is in the table of contents, in the order of its number, and every entry exists."""
+    """Every chapter is in the table of contents, in the order of its number, and every entry exists.
+
+    A second page NNb is a section of its chapter NN, and no other page is a section of anything.
+    """
     listed = [entry for entry in book.toc_files if entry.startswith("chapters/")]
     present = [f"chapters/{Path(chapter.name).stem}" for chapter in book.chapters]
     for entry in sorted(set(present) - set(listed)):
@@ -568,9 +596,16 @@ def toc_and_files_agree(book):
         yield f"_toc.yml: {entry} is listed but there is no such notebook"
     if listed != sorted(listed):
         yield f"_toc.yml: chapters are not in the order of their numbers: {listed}"
-    numbers = [chapter.name[:2] for chapter in book.chapters]
+    numbers = [chapter.number for chapter in book.chapters]
     if len(set(numbers)) < len(numbers):  # a gap is a chapter that is still to be written
         yield f"two chapters have the same number: {numbers}"
+    first_page = {f"chapters/{Path(chapter.name).stem}": chapter.number for chapter in book.chapters}
+    for entry, above in book.toc_entries:
+        number = first_page.get(entry, "")
+        wanted = number[:-1] if number.endswith("b") else None
+        if first_page.get(above, above) != wanted:
+            place = f"a section of chapter {wanted}" if wanted else "a section of nothing"
+            yield f"_toc.yml: {entry} must be {place}; it stands below {above}"
     pages = {entry for entry in [book.toc.get("root"), *book.toc_files] if entry and not entry.startswith("chapters/")}
     for entry in sorted(set(book.pages) - pages):
         yield f"_toc.yml: {entry}.md is not listed"

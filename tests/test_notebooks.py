@@ -72,6 +72,26 @@ def good_chapter(name="01_forward.ipynb"):
     return Chapter(name, new_notebook(cells=cells, metadata=kernel))
 
 
+def second_page():
+    """A second page that breaks no rule: shorter than a chapter may be."""
+    chapter = good_chapter("01b_more.ipynb")
+    replace("word " * 1300, "word " * 1000)(chapter)
+    for n in range(4):
+        drop(f"x = {n}")(chapter)
+    for cell in chapter.nb.cells:
+        cell.source = cell.source.replace("forward", "more")
+        cell.metadata = json.loads(json.dumps(cell.metadata).replace("fig-forward", "fig-more"))
+    return chapter
+
+
+def two_pages():
+    """A book whose chapter has a second page, as a section."""
+    book = good_book()
+    book.chapters.append(second_page())
+    book.toc["parts"][0]["chapters"][0]["sections"] = [{"file": "chapters/01b_more"}]
+    return book
+
+
 def good_book():
     toc = {"root": "intro", "parts": [{"chapters": [{"file": "chapters/01_forward"}, {"file": "notation"}]}]}
     return Book([good_chapter()], {"intro": "# Hello", "notation": "# Notation"}, toc)
@@ -150,6 +170,8 @@ def solve_twice(chapter):
 BAD_CHAPTERS = [
     ("file_name", on("name", "Forward.ipynb")),
     ("file_name", on("name", "1-forward.ipynb")),
+    ("file_name", on("name", "01c_forward.ipynb")),
+    ("file_name", on("name", "01bforward.ipynb")),
     ("valid_format", on("nbformat_minor", 2)),
     ("valid_format", lambda chapter: chapter.nb.cells[0].pop("source")),
     ("cell_ids", lambda chapter: chapter.nb.cells[0].pop("id")),
@@ -244,6 +266,34 @@ def test_a_good_chapter_passes(rule):
     assert list(rule(good_chapter())) == []
 
 
+@pytest.mark.parametrize("rule", CHAPTER_RULES, ids=lambda rule: rule.__name__)
+def test_a_good_second_page_passes(rule):
+    assert list(rule(second_page())) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("number_of_code_cells", lambda page: [drop(f"x = {n}")(page) for n in range(4, 8)]),
+        ("number_of_code_cells", lambda page: [add(f"z = {n}")(page) for n in range(20)]),
+        ("amount_of_prose", replace("word " * 1000, "word " * 900)),
+        ("amount_of_prose", replace("word " * 1000, "word " * 3000)),
+    ],
+    ids=["few cells", "many cells", "few words", "many words"],
+)
+def test_a_second_page_has_limits_of_its_own(rule, change):
+    page = second_page()
+    change(page)
+    assert list(next(each for each in CHAPTER_RULES if each.__name__ == rule)(page))
+
+
+def test_what_a_second_page_may_be_a_chapter_may_not():
+    page = second_page()
+    page.name = "02_more.ipynb"
+    broken = {rule.__name__ for rule in CHAPTER_RULES if list(rule(page))}
+    assert broken == {"number_of_code_cells", "amount_of_prose"}
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -309,6 +359,52 @@ BAD_BOOKS = [
 @pytest.mark.parametrize("rule", BOOK_RULES, ids=lambda rule: rule.__name__)
 def test_a_good_book_passes(rule):
     assert list(rule(good_book())) == []
+
+
+@pytest.mark.parametrize("rule", BOOK_RULES, ids=lambda rule: rule.__name__)
+def test_a_good_book_with_a_second_page_passes(rule):
+    assert list(rule(two_pages())) == []
+
+
+def second_page_as_a_chapter(book):
+    book.toc["parts"][0]["chapters"].insert(1, {"file": "chapters/01b_more"})
+    del book.toc["parts"][0]["chapters"][0]["sections"]
+
+
+def second_page_below_another_chapter(book):
+    book.chapters.append(good_chapter("02_other.ipynb"))
+    sections = book.toc["parts"][0]["chapters"][0].pop("sections")
+    book.toc["parts"][0]["chapters"].insert(1, {"file": "chapters/02_other", "sections": sections})
+
+
+def second_page_unlisted(book):
+    del book.toc["parts"][0]["chapters"][0]["sections"]
+
+
+def chapter_as_a_section(book):
+    book.chapters.append(good_chapter("02_other.ipynb"))
+    book.toc["parts"][0]["chapters"][0]["sections"].append({"file": "chapters/02_other"})
+
+
+def page_as_a_section(book):
+    book.toc["parts"][0]["chapters"][0]["sections"].append(book.toc["parts"][0]["chapters"].pop())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        second_page_as_a_chapter,
+        second_page_below_another_chapter,
+        second_page_unlisted,
+        chapter_as_a_section,
+        page_as_a_section,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_a_second_page_stands_below_its_chapter(change):
+    book = two_pages()
+    change(book)
+    assert list(next(rule for rule in BOOK_RULES if rule.__name__ == "toc_and_files_agree")(book))
 
 
 @pytest.mark.parametrize(("name", "change"), BAD_BOOKS, ids=[f"{name}-{n}" for n, (name, _) in enumerate(BAD_BOOKS)])
