@@ -31,7 +31,7 @@ from initlib.runtime import device, generator, rng, seed, sized
 from initlib.schemes import Scheme, constant
 from initlib.signal import propagate
 from initlib.tables import Table
-from initlib.train import train
+from initlib.train import train, tune
 
 __version__ = "0.1.0"
 
@@ -63,4 +63,5 @@ __all__ = [
     "seed",
     "sized",
     "train",
+    "tune",
 ]

@@ -30,6 +30,7 @@ from initlib.data import Dataset
 from initlib.model import initialize
 from initlib.runtime import check_count
 from initlib.schemes import Initializer
+from initlib.tables import Table
 
 #: How an arm initialises: a scheme, its name, or a function that fills a model in place.
 Arm = str | Initializer | Callable[[nn.Module, torch.Generator], object]
@@ -111,6 +112,28 @@ class Runs:
             f"Runs({arms} arms x {rates} rates x {seeds} seeds, {steps} steps; "
             f"{int(self.diverged.sum())} of {self.diverged.size} diverged)"
         )
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned(Table):
+    """What :func:`tune` measured, a row for each arm; prints as a table.
+
+    Attributes
+    ----------
+    runs : Runs
+        The runs to report, each arm at its chosen rate: its arrays have one rate.
+    rates : array, shape (arms,)
+        Chosen rates.
+    at_edge : array of bool, shape (arms,)
+        Whether the chosen rate is the lowest or the highest of its arm's: a better one may lie beyond.
+    tuning : Runs
+        The runs that chose, at all rates and from other seeds.
+    """
+
+    runs: Runs
+    rates: np.ndarray
+    at_edge: np.ndarray
+    tuning: Runs
 
 
 def train(
@@ -237,6 +260,84 @@ def train(
                     future.cancel()  # what has not begun, if one has failed
     columns = zip(*done, strict=True)
     return Runs(tuple(arms), table, np.array(records), *(np.concatenate(parts, 2) for parts in columns))
+
+
+def tune(
+    model: nn.Module,
+    dataset: Dataset,
+    arms: Mapping[str, Arm],
+    *,
+    rates: Sequence[float] | Mapping[str, float | Sequence[float]],
+    seeds: int,
+    steps: int,
+    tuning_seeds: int = 3,
+    record: int | Sequence[int] = 1,
+    at: int = -1,
+    seed: int = 0,
+    **options,
+) -> Tuned:
+    """Choose each arm's learning rate on seeds of their own, then train at it from fresh ones.
+
+    The rate with the lowest test loss, averaged over the tuning seeds, is chosen. That loss is the lowest of several
+    noisy ones and so too low on average: what is reported comes from seeds that had no part in the choice.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    dataset : Dataset
+    arms : mapping of str to scheme, name or callable
+    rates : sequence of float, or a mapping of arm to float or sequence
+        The grid, for all arms alike or for each its own, equally many rates.
+    seeds, tuning_seeds : int
+        Replicates that are reported, and those that choose the rate.
+    steps : int
+    record : int or sequence of int
+        When the test set is evaluated, as for :func:`train`.
+    at : int
+        The record that chooses, as an index: the last one if left out.
+    seed : int
+        Number of the experiment whose seeds tune; those of ``seed + 1`` are reported.
+    **options
+        ``batch``, ``optimizer``, ``loss``, ``executor`` and ``jobs``, as for :func:`train`.
+
+    Returns
+    -------
+    Tuned
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for :func:`train`, before anything is trained; ValueError also, after tuning, if an arm diverged at
+        every rate.
+
+    Notes
+    -----
+    Replicates are paired between arms, in tuning and in what is reported, as in :func:`train`.
+
+    Introduced in chapter 10.
+    """
+    for name, value in (("seeds", seeds), ("steps", steps), ("tuning_seeds", tuning_seeds)):
+        check_count(name, value)
+    records = _check_records(record, steps)
+    if isinstance(at, bool) or not isinstance(at, (int, np.integer)):
+        raise TypeError(f"at must be an integer, got {at!r}")
+    if not -len(records) <= at < len(records):
+        raise ValueError(f"at must be the index of one of {len(records)} records, got {at}")
+    for number in (seed, seed + 1 if isinstance(seed, (int, np.integer)) else seed):
+        runtime.seed(number)
+    options |= {"steps": steps, "record": records}
+    tuning = train(model, dataset, arms, rates=rates, seeds=tuning_seeds, seed=seed, **options)
+    chosen = tuning.rates[range(len(arms)), tuning.best_rate(at)]
+    at_edge = (chosen == tuning.rates.min(1)) | (chosen == tuning.rates.max(1))
+    best = dict(zip(tuning.arms, chosen.tolist(), strict=True))
+    runs = train(model, dataset, arms, rates=best, seeds=seeds, seed=seed + 1, **options)
+    ends = runs.test_loss[:, 0, :, at]
+    rows = [
+        (arm, rate, "yes" if edge else "", loss.mean(), int(diverged.sum()))
+        for arm, rate, edge, loss, diverged in zip(runs.arms, chosen, at_edge, ends, runs.diverged[:, 0], strict=True)
+    ]
+    headers = ("arm", "rate", "at an edge", "test loss", "diverged")
+    return Tuned(headers, rows, runs, chosen, at_edge, tuning)
 
 
 def _train(model, dataset, table, start, buffers, order, make_optimizer, loss, records, shown):
