@@ -181,3 +181,181 @@ def test_unknown_activation_is_refused(build):
 
 def test_integers_of_numpy_are_sizes():
     assert nets.bottleneck(*map(np.int64, (4, 3, 2, 1, 2)))(inputs(1, 4)).shape == (1, 2)
+
+
+def pictures(batch, channels, height, width=None):
+    return torch.randn(batch, channels, height, width or height, generator=generator(3102))
+
+
+def layers(model):
+    return {name: part for name, part in model.named_modules() if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d))}
+
+
+CONVOLUTIONAL = {
+    "all_conv": lambda **options: nets.all_conv(3, 10, width=4, **options),
+    "unet": lambda **options: nets.unet(3, 2, base=4, levels=2, **options),
+}
+EITHER = pytest.mark.parametrize("kind", CONVOLUTIONAL)
+
+
+def test_all_conv_has_ten_convolutions_of_the_published_kernels_strides_and_widths():
+    convs = layers(nets.all_conv(3, 10, width=96))
+    assert list(convs) == [*(f"unit{k}.conv" for k in range(1, 10)), "head"]
+    assert [conv.out_channels for conv in convs.values()] == [96] * 3 + [192] * 6 + [10]
+    assert [conv.in_channels for conv in convs.values()] == [3] + [96] * 3 + [192] * 6
+    assert [conv.kernel_size[0] for conv in convs.values()] == [3] * 8 + [1, 1]
+    assert [name for name, conv in convs.items() if conv.stride == (2, 2)] == ["unit3.conv", "unit6.conv"]
+    # the nine of All-CNN-C have 1.37 million; the tenth is one more of 3 x 3, 192 to 192
+    parameters = sum(p.numel() for p in nets.all_conv(3, 10, width=96).parameters())
+    assert parameters - (9 * 192**2 + 192) == pytest.approx(1.37e6, rel=0.005)
+
+
+@pytest.mark.parametrize("side", [1, 2, 7, 14, 16, 32, (14, 9)])
+def test_all_conv_takes_images_of_any_size(side):
+    height, width = side if isinstance(side, tuple) else (side, side)
+    model = nets.all_conv(1, 5, width=3)
+    assert model(pictures(2, 1, height, width)).shape == (2, 5)
+    coarse = model[:9](pictures(2, 1, height, width))
+    assert coarse.shape == (2, 6, -(-height // 4), -(-width // 4))
+
+
+def test_all_conv_averages_its_head_over_all_positions():
+    model, x = nets.all_conv(2, 4, width=3), pictures(3, 2, 14)
+    torch.testing.assert_close(model(x), model[:10](x).mean((2, 3)))
+
+
+def test_unet_computes_what_is_written_out_here():
+    model, x = nets.unet(3, 2, base=4, levels=2, activation="tanh"), pictures(2, 3, 12, 8)
+
+    def unit(part, h):
+        return torch.tanh(part.conv(h))
+
+    def pair(part, h):
+        return unit(part.second, unit(part.first, h))
+
+    fine = pair(model.encoder[0], x)
+    middle = pair(model.encoder[1], nn.functional.max_pool2d(fine, 2))
+    h = pair(model.bottom, nn.functional.max_pool2d(middle, 2))
+    assert h.shape == (2, 16, 3, 2)
+    h = pair(model.decoder[1], torch.cat([middle, unit(model.up[1], h)], 1))
+    h = pair(model.decoder[0], torch.cat([fine, unit(model.up[0], h)], 1))
+    torch.testing.assert_close(model(x), model.head(h))
+
+
+def test_unet_has_the_published_widths():
+    model = nets.unet(1, 2, base=64, levels=4)
+    widths = [64, 128, 256, 512]
+    assert [block.second.conv.out_channels for block in model.encoder] == widths
+    assert model.bottom.second.conv.out_channels == 1024
+    assert [(part.conv.in_channels, part.conv.out_channels) for part in model.up] == [(2 * n, n) for n in widths]
+    assert [block.first.conv.in_channels for block in model.decoder] == [2 * n for n in widths]
+    assert len(layers(model)) == 23
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+def test_unet_has_five_layers_a_level_and_three_more(levels):
+    assert len(layers(nets.unet(1, 2, base=2, levels=levels))) == 5 * levels + 3
+
+
+def test_each_output_of_a_transposed_convolution_sums_over_exactly_its_input_channels():
+    up = nets.unet(1, 2, base=4, levels=1).up[0].conv
+    with torch.no_grad():
+        up.weight.fill_(1)
+        up.bias.zero_()
+        assert torch.equal(up(torch.ones(1, 8, 5, 3)), torch.full((1, 4, 10, 6), 8.0))
+
+
+@pytest.mark.parametrize("side", [8, 16, 24, (8, 40)])
+def test_unet_gives_logits_for_each_pixel(side):
+    height, width = side if isinstance(side, tuple) else (side, side)
+    assert nets.unet(1, 3, base=2)(pictures(2, 1, height, width)).shape == (2, 3, height, width)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 12, 8), (1, 1, 8, 20), (1, 1, 4, 4), (1, 1, 0, 8), (1, 8, 8), (8, 8)])
+def test_images_whose_sides_do_not_divide_are_refused_with_what_is_allowed(shape):
+    with pytest.raises(ValueError, match=r"multiples of 8 \(2 \*\* levels\), got \(" + ", ".join(map(str, shape))):
+        nets.unet(1, 2, base=2, levels=3)(torch.zeros(shape))
+
+
+@EITHER
+def test_an_output_depends_on_pixels_far_away_and_on_every_channel(kind):
+    model = CONVOLUTIONAL[kind](activation="tanh")
+    x = pictures(1, 3, 16).requires_grad_()
+    model(x).sum().backward()
+    assert (x.grad != 0).all()
+
+
+@EITHER
+@pytest.mark.parametrize("normalize", [True, False])
+def test_units_are_convolution_norm_and_activation_by_name(kind, normalize):
+    model = CONVOLUTIONAL[kind](normalize=normalize)
+    convs = layers(model)
+    *units, head = convs
+    assert head == "head"
+    assert model.head.bias is not None
+    for name in units:
+        unit = model.get_submodule(name.removesuffix(".conv"))
+        assert name.endswith(".conv")
+        assert [part for part, _ in unit.named_children()] == ["conv", *["norm"] * normalize, "activation"]
+        assert (unit.conv.bias is None) == normalize
+        assert isinstance(unit.activation, Elementwise)
+        if normalize:
+            assert isinstance(unit.norm, nn.BatchNorm2d)
+            assert unit.norm.num_features == unit.conv.out_channels
+    assert sum(isinstance(part, nn.BatchNorm2d) for part in model.modules()) == normalize * len(units)
+    assert all(conv.padding_mode == "zeros" for conv in convs.values())
+
+
+@EITHER
+@pytest.mark.parametrize("normalize", [True, False])
+def test_pre_activations_are_still_there_after_the_activation(kind, normalize):
+    model, seen = CONVOLUTIONAL[kind](normalize=normalize), {}
+    for name, part in layers(model).items():
+        part.register_forward_hook(lambda module, args, out, name=name: seen.update({name: (out, out.clone())}))
+    model(pictures(2, 3, 8))
+    assert set(seen) == set(layers(model))
+    assert all(torch.equal(after, before) for after, before in seen.values())
+
+
+@EITHER
+def test_every_layer_can_be_initialised_with_its_fans(kind):
+    model = CONVOLUTIONAL[kind]()
+    report = initialize(model, "he_normal", generator=generator(3103))
+    assert report.left == ()
+    assert {row[0] for row in report.rows if row[0].endswith("weight")} == {f"{name}.weight" for name in layers(model)}
+
+
+@EITHER
+@pytest.mark.parametrize("normalize", [True, False])
+def test_members_can_be_stacked(kind, normalize):
+    """A stack of networks under vmap computes what each of them computes."""
+    model = CONVOLUTIONAL[kind](normalize=normalize).eval()
+    x = pictures(2, 3, 8)
+    states = [{name: p + k / 50 for name, p in model.state_dict().items() if p.is_floating_point()} for k in range(2)]
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    both = torch.func.vmap(lambda state: torch.func.functional_call(model, state, (x,)))(stacked)
+    for out, state in zip(both, states, strict=True):
+        torch.testing.assert_close(out, torch.func.functional_call(model, state, (x,)), rtol=1e-4, atol=1e-5)
+
+
+@EITHER
+@pytest.mark.parametrize("name", ["channels", "classes", "width", "outputs", "base", "levels"])
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-3, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_sizes_that_no_convolutional_network_has_are_refused_by_name(kind, name, value, error):
+    build = getattr(nets, kind)
+    sizes = {"all_conv": {"channels": 1, "classes": 2, "width": 3}, "unet": {"channels": 1, "outputs": 2}}[kind]
+    sizes |= {"base": 2, "levels": 1} if kind == "unet" else {}
+    if name not in sizes:
+        with pytest.raises(TypeError, match=name):
+            build(**sizes, **{name: 3})
+        return
+    with pytest.raises(error, match=f"^{name} must be .*, got {value}"):
+        build(**sizes | {name: value})
+
+
+@EITHER
+def test_options_that_mean_nothing_are_refused(kind):
+    with pytest.raises(TypeError, match="normalize must be True or False, got 'batch'"):
+        CONVOLUTIONAL[kind](normalize="batch")
+    with pytest.raises(ValueError, match=r"activation must be one of .*, got 'swish'"):
+        CONVOLUTIONAL[kind](activation="swish")
