@@ -1,4 +1,4 @@
-"""What the build of the book must find out for itself: is the cache still good, and who hosts the pages?
+"""What the build of the book must find out for itself: is the cache still good, what must run, and who hosts the pages?
 
 Jupyter Book keys its execution cache on the notebook alone, so an edit in `initlib` would leave old figures on the
 page. Here the cache folder is named after everything else a notebook's output depends on. A new name means an empty
@@ -6,18 +6,24 @@ cache, and because the name is part of Sphinx's configuration, every page is rea
 """
 
 import hashlib
+import logging
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from sphinx.util import logging
+from jupyter_cache import get_cache
+from jupyter_cache.executors import load_executor
+from sphinx.util import logging as sphinx_logging
 
-logger = logging.getLogger(__name__)
+from initlib import runtime
+
+logger = sphinx_logging.getLogger(__name__)
 
 CACHE_PREFIX = ".jupyter_cache-"
 PINS = ("requirements.txt", "pyproject.toml")
 SETTINGS = ("INITLIB_SEED", "INITLIB_DEVICE", "INITLIB_DATA")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def fingerprint(root, environ=os.environ):
@@ -43,6 +49,40 @@ def choose_cache(app, config):
             logger.info("initlib, the pins or the settings changed: every notebook runs again")
             shutil.rmtree(old)
     config.nb_execution_cache_path = str(current)
+
+
+def pending(cache, notebooks):
+    """Put the notebooks into the cache's project; the keys of those whose outputs it does not hold."""
+    keys = [cache.add_nb_to_project(str(path)).pk for path in notebooks]
+    return [record.pk for record in cache.list_unexecuted(filter_pks=keys)]
+
+
+def execute_side_by_side(app):
+    """Fill the cache: notebooks run side by side, each on one thread, one for each core of the machine.
+
+    Sphinx would run one after another. One that fails is not in the cache afterwards: Sphinx runs it again and reports
+    it. An accelerator's memory is not shared out, and a single notebook gains nothing: both are left to Sphinx.
+    """
+    cache = get_cache(app.config.nb_execution_cache_path)
+    pages = (Path(app.srcdir) / f"{name}.ipynb" for name in app.config.external_site_map)
+    notebooks = [path for path in pages if path.exists()]
+    todo = pending(cache, notebooks)
+    if len(todo) < 2 or runtime.device().type != "cpu":
+        return
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        report = logging.getLogger(__name__)
+        report.setLevel(logging.INFO)  # the executor names each notebook as it starts
+        load_executor("local-parallel", cache, report).run_and_cache(
+            filter_pks=todo, timeout=app.config.nb_execution_timeout
+        )
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def repository_options(environ=os.environ):
@@ -84,5 +124,6 @@ def setup(app):
     """Called by Sphinx; see `local_extensions` in _config.yml."""
     app.connect("config-inited", choose_cache)
     app.connect("config-inited", add_repository)
+    app.connect("builder-inited", execute_side_by_side)
     app.connect("html-page-context", repair_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,9 +1,12 @@
 """The local Sphinx extension: when must the notebooks run again, and who hosts the book?"""
 
+import os
 from types import SimpleNamespace
 
 import book_build
+import nbformat
 import pytest
+from jupyter_cache import get_cache
 
 
 @pytest.fixture
@@ -68,6 +71,48 @@ def test_the_cache_is_named_after_the_fingerprint_and_old_ones_go(root, monkeypa
     assert cache() != first
     assert not (build / first).exists()
     assert (build / "html").exists()
+
+
+@pytest.fixture
+def app(tmp_path, monkeypatch):
+    """A book of three notebooks, of which two are in the table of contents, as Sphinx hands it to the extension."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("INITLIB_DEVICE", "cpu")
+    for name in ("one", "two", "elsewhere"):
+        cell = nbformat.v4.new_code_cell(f"import os; print({name!r}, os.environ['OMP_NUM_THREADS'])")
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / f"{name}.ipynb")
+    config = SimpleNamespace(
+        nb_execution_cache_path=str(tmp_path / "cache"),
+        nb_execution_timeout=60,
+        external_site_map=["intro", "one", "two"],
+    )
+    return SimpleNamespace(srcdir=tmp_path, config=config)
+
+
+def printed(app, name):
+    notebook = nbformat.read(app.srcdir / f"{name}.ipynb", 4)
+    _, executed = get_cache(app.config.nb_execution_cache_path).merge_match_into_notebook(notebook)
+    return executed.cells[0].outputs[0].text
+
+
+def test_notebooks_of_the_book_run_side_by_side_on_one_thread_each(app):
+    book_build.execute_side_by_side(app)
+    assert [printed(app, name) for name in ("one", "two")] == ["one 1\n", "two 1\n"]
+    with pytest.raises(KeyError):
+        printed(app, "elsewhere")
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    cache = get_cache(app.config.nb_execution_cache_path)
+    assert book_build.pending(cache, [app.srcdir / "one.ipynb", app.srcdir / "two.ipynb"]) == []
+    assert len(book_build.pending(cache, [app.srcdir / "one.ipynb", app.srcdir / "elsewhere.ipynb"])) == 1
+
+
+@pytest.mark.parametrize(("notebooks", "device"), [(["one"], "cpu"), (["one", "two"], "meta")])
+def test_a_single_notebook_and_an_accelerator_are_left_to_sphinx(app, monkeypatch, notebooks, device):
+    app.config.external_site_map = notebooks
+    monkeypatch.setattr(book_build.runtime, "device", lambda: SimpleNamespace(type=device))
+    book_build.execute_side_by_side(app)
+    cache = get_cache(app.config.nb_execution_cache_path)
+    assert len(book_build.pending(cache, [app.srcdir / f"{name}.ipynb" for name in notebooks])) == len(notebooks)
 
 
 def test_without_an_address_there_are_no_buttons():
