@@ -22,7 +22,7 @@ def draw(count: int, side: int, rng: np.random.Generator) -> tuple[np.ndarray, n
 
     Cells, some large and some in bundles of small ones, are regions of the points that lie nearest to a seed, their
     borders displaced by smooth noise. The sizes are those of a section at some 4 nanometres a pixel: cells 20 to 90
-    pixels across, membranes of 6 pixels as they are marked. Grey values are about 100 on membranes and 140 elsewhere,
+    pixels across, membranes of 6 pixels as they are marked. Grey values are about 100 on membranes and 145 elsewhere,
     with a standard deviation of 35 on each.
 
     Parameters
@@ -70,7 +70,7 @@ def _draw(count, side, rng):
     at = which, *(np.clip(line, 0, side + 2 * _BORDER - 1) for line in moved)
     distance, cell = ndimage.gaussian_filter(distance[at], (0, 1.5, 1.5)), cell[at]
 
-    half = 3.1 * np.exp(0.15 * noise(10))
+    half = 3.0 * np.exp(0.15 * noise(10))
     oblique = 1 / (1 + np.exp(-6 * (noise(16) - 1.4)))
     depth = (105 + 18 * noise(8)) * (1 - 0.55 * oblique)
     image = 158 + 12 * rng.standard_normal((count, cell.max() + 1))[which, cell] + 13 * noise(12) + 12 * noise(2.4)
