@@ -57,7 +57,7 @@ def scale_only(
 
     .. math:: W \to W / s, \quad b \to b / s, \qquad s^2 = \langle u_{tj}^2 \rangle_{tj} / q,
 
-    one number a layer. The share of the sample variance in the second moment stays what it was.
+    one number a layer. It leaves the shares of sample mean and sample variance in the second moment as they are.
 
     Parameters
     ----------

@@ -326,7 +326,7 @@ def test_shared_layer_is_calibrated_on_its_first_call(method):
         def forward(self, x):
             return self.cell(torch.tanh(self.cell(x)))
 
-    model, x = drawn(Loop()), normal(T, 6)
+    model, x = drawn(Loop()), normal(T, 6) * 2
     found = apply(method, model, x)
     assert found.names == ("cell", "cell (2)")
     assert found.done[1] == "as at its first call"
@@ -446,7 +446,7 @@ class Equalised(nn.Linear):
 
 
 class Rectified(nn.Linear):
-    """Not affine: the activation is inside."""
+    """Not affine: it rectifies what leaves it."""
 
     def forward(self, x):
         return super().forward(x).relu()
@@ -474,6 +474,22 @@ def test_layers_with_a_forward_of_their_own_are_calibrated_if_they_follow():
         found = scale_and_bias(model, x)
     for k in (0, 2):
         assert found.after.variance[k] == pytest.approx(1, rel=1e-4)
+
+
+def test_layer_that_is_left_is_so_in_its_later_calls_too():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.top = Rectified(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.top(self.cell(self.cell(x) - 1))
+
+    model, x = drawn(Loop()), normal(T, 6) * 3
+    with pytest.warns(UserWarning, match="layer 'cell': left as it was"):
+        found = scale_and_bias(model, x)
+    assert found.done[1] == found.done[0] != found.done[2]
+    assert found.after.variance[2] == pytest.approx(1, rel=1e-4)
 
 
 # --- dead, constant, overflowing --------------------------------------------------------------
