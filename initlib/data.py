@@ -344,10 +344,10 @@ def _mnist() -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _cifar10() -> tuple[np.ndarray, np.ndarray]:
-    """Images (60000, 3, 32, 32) and labels; as bytes, since pandas would take eight for each."""
+    """Images (60000, 3, 32, 32) and labels; as bytes, of which pandas would take eight for each pixel."""
     from sklearn.datasets import fetch_openml
 
-    dtypes = dict.fromkeys(range(3072), np.uint8) | {3072: "category"}
+    dtypes = dict.fromkeys(range(3072), np.uint8) | {3072: str}
     try:
         found = fetch_openml(data_id=40927, as_frame=False, parser="pandas", read_csv_kwargs={"dtype": dtypes})
     except (OSError, ValueError) as error:
@@ -355,7 +355,7 @@ def _cifar10() -> tuple[np.ndarray, np.ndarray]:
             f"CIFAR-10 could not be fetched from OpenML ({error}). The first time this needs a network; without one "
             "use data.archive() with a file of your own, or data.mnist(), which comes with a package."
         ) from error
-    return found.data.reshape(-1, 3, 32, 32), found.target.astype(np.int64)
+    return found.data.reshape(-1, 3, 32, 32), np.array([int(label.strip("'")) for label in found.target])
 
 
 def _split(name: str, x: np.ndarray, y: np.ndarray, image: tuple[int, int], seed: int) -> Dataset:
