@@ -415,6 +415,8 @@ class _Members:
             gradients.append(torch.autograd.grad(value.sum(), list(parameters.values()), materialize_grads=True))
             for name, b in buffers.items():
                 self.buffers[name][group] = b.detach()
+        if len(self.groups) == 1:
+            return values[0], gradients[0]
         return torch.cat(values), [torch.cat(parts) for parts in zip(*gradients, strict=True)]
 
     @torch.no_grad()
