@@ -21,7 +21,7 @@ CODE_CELLS = (10, 25)
 WORDS = (1200, 4500)
 # A second page of a chapter, NNb_slug, may be shorter.
 SECOND_PAGE_CODE_CELLS = (6, 25)
-SECOND_PAGE_WORDS = (1000, 3000)
+SECOND_PAGE_WORDS = (1000, 3300)
 LAST_SECTIONS = ("Summary", "Exercises", "Further reading")
 GLOBAL_DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"}
 IN_PLACE_DRAWS = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "trunc_normal_"}
