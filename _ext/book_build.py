@@ -120,10 +120,26 @@ def repair_page(app, pagename, templatename, context, doctree):
         )
 
 
+def label_toggles(app, pagename, templatename, context, doctree):
+    """The theme's buttons that unfold a chapter's second page in the sidebar say nothing to screen readers."""
+    generate = context.get("generate_toctree_html")
+    if generate is None:
+        return
+
+    def labelled(*args, **options):
+        tree = generate(*args, **options)
+        for toggle in tree("summary"):
+            toggle["aria-label"] = f"Pages of {toggle.find_parent('li').find('a').get_text(strip=True)}"
+        return tree
+
+    context["generate_toctree_html"] = labelled
+
+
 def setup(app):
     """Called by Sphinx; see `local_extensions` in _config.yml."""
     app.connect("config-inited", choose_cache)
     app.connect("config-inited", add_repository)
     app.connect("builder-inited", execute_side_by_side)
     app.connect("html-page-context", repair_page)
+    app.connect("html-page-context", label_toggles, priority=900)  # behind the theme, which adds the function
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import book_build
 import nbformat
 import pytest
+from bs4 import BeautifulSoup
 from jupyter_cache import get_cache
 
 
@@ -113,6 +114,15 @@ def test_a_single_notebook_and_an_accelerator_are_left_to_sphinx(app, monkeypatc
     book_build.execute_side_by_side(app)
     cache = get_cache(app.config.nb_execution_cache_path)
     assert len(book_build.pending(cache, [app.srcdir / f"{name}.ipynb" for name in notebooks])) == len(notebooks)
+
+
+def test_toggles_in_the_sidebar_say_what_they_unfold():
+    html = "<li><a>8. Decay</a><details><summary><i></i></summary><ul><li><a>Images</a></li></ul></details></li>"
+    context = {"generate_toctree_html": lambda kind: BeautifulSoup(html, "html.parser")}
+    book_build.label_toggles(None, "intro", "page.html", context, None)
+    assert context["generate_toctree_html"]("sidebar").summary["aria-label"] == "Pages of 8. Decay"
+    book_build.label_toggles(None, "search", "page.html", nothing := {}, None)
+    assert nothing == {}
 
 
 def test_without_an_address_there_are_no_buttons():
