@@ -1,7 +1,7 @@
 r"""Initialisation from data: a batch is sent through a model, and each layer is corrected by what leaves it.
 
 Layers are corrected in the order in which the model calls them, so that each sees what the corrected ones below it
-make of the batch. A layer is affine: weight and bias divided by :math:`s` divide what leaves it by :math:`s`.
+make of the batch. A layer is linear in weight and bias together: both divided by :math:`s`, what leaves it is too.
 """
 
 import math
@@ -126,7 +126,7 @@ def lsuv(
 
     .. math:: W \to W / s, \qquad s^2 = \langle u_{tj}^2 \rangle_{tj} - \langle u_{tj} \rangle_{tj}^2,
 
-    repeated until :math:`|s^2 - 1|` is at most ``tolerance``. For a layer that is affine once is enough.
+    repeated until :math:`|s^2 - 1|` is at most ``tolerance``. For a layer that is linear in its weight once is enough.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Where an experiment runs, how large it is, and which random numbers it draws.
 
-Two environment variables govern every experiment of the book:
+Two environment variables govern every experiment of the book (:mod:`initlib.data` has a third):
 
 ``INITLIB_DEVICE``
     ``cpu``, ``cuda``, ``cuda:1``, ``mps`` ... overrides the choice made by :func:`device`.
