@@ -4,6 +4,7 @@ They are drawn as torch draws them; :func:`initlib.model.initialize` or an arm o
 :func:`initlib.train.train` gives them the weights that an experiment asks for.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -281,6 +282,147 @@ def unet(
         check_count(name, size)
     _check_flag("normalize", normalize)
     return UNet(channels, outputs, base, levels, normalize, activation)
+
+
+class TransformerBlock(nn.Module):
+    """A block of :func:`transformer`: a branch of attention, and one of two layers."""
+
+    def __init__(self, width: int, heads: int, norm: str, skip: float, causal: bool, activation: Activation):
+        super().__init__()
+        self.heads, self.norm, self.skip, self.causal = heads, norm, skip, causal
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        for name in ("query", "key", "value", "out"):
+            setattr(self, name, nn.Linear(width, width, bias=False))
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.activation = Elementwise(activation)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The stream behind the block, (..., tokens, width)."""
+        if self.norm == "pre":
+            x = self.skip * x + self.attend(self.norm1(x))
+            return self.skip * x + self.down(self.activation(self.up(self.norm2(x))))
+        x = self.norm1(self.skip * x + self.attend(x))
+        return self.norm2(self.skip * x + self.down(self.activation(self.up(x))))
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        """The branch of attention: each token's average over the values of all, or of those up to itself."""
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for f in (self.query, self.key, self.value))
+        logits = q @ k.mT / q.shape[-1] ** 0.5
+        if self.causal:
+            future = torch.ones_like(logits, dtype=torch.bool).triu(1)
+            logits = logits.masked_fill(future, -torch.inf)
+        return self.out((logits.softmax(-1) @ v).transpose(-3, -2).flatten(-2))
+
+
+class Transformer(nn.Module):
+    """The network that :func:`transformer` builds."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        context: int,
+        width: int,
+        blocks: int,
+        heads: int,
+        norm: str,
+        skip: float,
+        causal: bool,
+        tied: bool,
+        activation: Activation,
+    ):
+        super().__init__()
+        self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        made = (TransformerBlock(width, heads, norm, skip, causal, activation) for _ in range(blocks))
+        self.blocks = nn.Sequential(*made)
+        self.norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.head.weight = self.token.weight
+
+    def stream(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the blocks leave of the embeddings, (..., tokens, width), before the last normalisation."""
+        length, context = tokens.shape[-1], self.place.num_embeddings
+        if not 1 <= length <= context:
+            raise ValueError(f"tokens must hold 1 to {context} a sentence (the context), got {length}")
+        return self.blocks(self.token(tokens) + self.place.weight[:length])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token, (..., tokens, vocabulary)."""
+        return self.head(self.norm(self.stream(tokens)))
+
+
+def transformer(
+    vocabulary: int,
+    context: int,
+    width: int,
+    blocks: int,
+    *,
+    heads: int = 4,
+    norm: str = "pre",
+    skip: float = 1.0,
+    causal: bool = True,
+    tied: bool = False,
+    activation: Activation = "gelu",
+) -> Transformer:
+    r"""A small Transformer: embeddings, blocks of attention and of two layers, a head.
+
+    Each block adds two branches :math:`F` to the stream :math:`x`, with :math:`\alpha` = ``skip``:
+
+    .. math:: x \to \alpha x + F(\mathrm{LN}(x)) \text{ (pre)}, \qquad x \to \mathrm{LN}(\alpha x + F(x)) \text{ (post)}.
+
+    Parameters
+    ----------
+    vocabulary, context, width, blocks : int
+        Kinds of token; most tokens of a sentence; entries of the stream :math:`d`; blocks.
+    heads : int
+        Of attention, a divisor of ``width``.
+    norm : str
+        ``"pre"``: what a branch reads is normalised, and the stream once before the head; ``"post"``: the stream is
+        normalised behind each sum.
+    skip : float
+        Factor :math:`\alpha` on the stream in each sum: 1, or more than 1 in DeepNorm.
+    causal : bool
+        Whether a token attends to itself and those before it only.
+    tied : bool
+        Whether the head's weight is the table of the tokens.
+    activation : str, torch.nn.Module or function
+        Of the two-layer branch, as for :func:`initlib.activations.get`; its hidden layer has 4 ``width`` units.
+
+    Returns
+    -------
+    Transformer
+        From tokens (..., length), integers, to logits (..., length, vocabulary). Submodules ``token``, ``place``,
+        ``blocks.0.query``, ``key``, ``value``, ``out``, ``up``, ``down``, ``norm1``, ``norm2``, ..., ``norm``
+        and ``head``. Linear layers have no biases, nothing drops out.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is not a positive integer, ``heads`` does not divide ``width``, ``norm`` is neither of the two,
+        ``skip`` is not positive, a flag is not a boolean, or the activation is unknown.
+
+    Notes
+    -----
+    The three matrices of attention are separate layers, each with its own fans; the logits of attention are divided
+    by the root of a head's width.
+
+    Source: :cite:p:`vaswani2017attention`; ``skip``: :cite:p:`wang2022deepnet`. Introduced in chapter 14.
+    """
+    sizes = {"vocabulary": vocabulary, "context": context, "width": width, "blocks": blocks, "heads": heads}
+    for name, size in sizes.items():
+        check_count(name, size)
+    if width % heads:
+        raise ValueError(f"heads must divide width {width}, got {heads}")
+    if norm not in ("pre", "post"):
+        raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}")
+    if isinstance(skip, bool) or not isinstance(skip, int | float):
+        raise TypeError(f"skip must be a number, got {skip!r}")
+    if not 0 < skip < math.inf:
+        raise ValueError(f"skip must be positive and finite, got {skip!r}")
+    _check_flag("causal", causal)
+    _check_flag("tied", tied)
+    return Transformer(vocabulary, context, width, blocks, heads, norm, skip, causal, tied, activation)
 
 
 def _unit(conv: nn.Module, normalize: bool, activation: Activation) -> nn.Sequential:

@@ -359,3 +359,127 @@ def test_options_that_mean_nothing_are_refused(kind):
         CONVOLUTIONAL[kind](normalize="batch")
     with pytest.raises(ValueError, match=r"activation must be one of .*, got 'swish'"):
         CONVOLUTIONAL[kind](activation="swish")
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(11, (3, 6), generator=generator(3160))
+
+
+def by_hand(model, tokens, *, norm, skip, causal, heads=2):
+    """What a transformer with tanh computes, token by token and head by head."""
+    x = model.token.weight[tokens] + model.place.weight[: tokens.shape[-1]]
+
+    def normed(x):
+        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+    def attention(block, x):
+        q, k, v = (x @ getattr(block, name).weight.T for name in ("query", "key", "value"))
+        size = q.shape[-1] // heads
+        parts = []
+        for head in range(heads):
+            at = slice(head * size, (head + 1) * size)
+            rows = []
+            for s in range(x.shape[1]):
+                seen = slice(0, s + 1) if causal else slice(None)
+                logits = (k[:, seen, at] * q[:, s : s + 1, at]).sum(-1) / size**0.5
+                rows.append((logits.softmax(-1)[..., None] * v[:, seen, at]).sum(1))
+            parts.append(torch.stack(rows, 1))
+        return torch.cat(parts, -1) @ block.out.weight.T
+
+    def two_layers(block, x):
+        return torch.tanh(x @ block.up.weight.T) @ block.down.weight.T
+
+    for block in model.blocks:
+        for branch in (attention, two_layers):
+            x = skip * x + branch(block, normed(x)) if norm == "pre" else normed(skip * x + branch(block, x))
+    return (normed(x) if norm == "pre" else x) @ model.head.weight.T
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("skip", [1.0, 1.7])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformer_computes_what_is_written_out_here(tokens, norm, skip, causal, tied):
+    options = dict(norm=norm, skip=skip, causal=causal)
+    model = nets.transformer(11, 8, 12, 2, heads=2, tied=tied, activation="tanh", **options)
+    torch.testing.assert_close(model(tokens), by_hand(model, tokens, **options), rtol=1e-4, atol=1e-4)
+
+
+def test_causal_transformer_does_not_see_the_future(tokens):
+    model = nets.transformer(11, 8, 12, 2)
+    other = tokens.clone()
+    other[:, 4] = (other[:, 4] + 1) % 11
+    torch.testing.assert_close(model(other)[:, :4], model(tokens)[:, :4])
+    assert (model(other)[:, 4:] - model(tokens)[:, 4:]).abs().amin((0, 2)).min() > 0
+    free = nets.transformer(11, 8, 12, 2, causal=False)
+    assert (free(other)[:, :4] - free(tokens)[:, :4]).abs().amax() > 1e-4
+
+
+def test_stream_of_a_post_norm_transformer_is_normalised_and_that_of_pre_norm_is_not(tokens):
+    post, pre = (nets.transformer(11, 8, 12, 3, norm=norm).stream(tokens) for norm in ("post", "pre"))
+    torch.testing.assert_close(post.square().mean(-1), torch.ones(3, 6), rtol=1e-3, atol=1e-3)
+    assert pre.square().mean() > 1.5  # the embeddings, of variance 1 each, and what six branches add
+
+
+def test_tied_head_is_the_table_of_the_tokens():
+    tied, own = (nets.transformer(11, 8, 12, 1, tied=each) for each in (True, False))
+    assert tied.head.weight is tied.token.weight
+    assert own.head.weight is not own.token.weight
+    names = [name for name, _ in own.named_parameters()]
+    assert [name for name in names if name not in dict(tied.named_parameters())] == ["head.weight"]
+
+
+def test_every_layer_of_a_transformer_can_be_initialised_by_name():
+    model = nets.transformer(11, 8, 12, 2)
+    table = initialize(
+        model,
+        "lecun_normal",
+        overrides={"token": "lecun_normal", "place": "lecun_normal", "*.down": "he_normal"},
+        generator=generator(3161),
+    )
+    assert all("norm" in name for name in table.left)
+    assert "blocks.1.down.weight" in table.initialised
+
+
+def test_members_of_a_transformer_can_be_stacked(tokens):
+    models = [nets.transformer(11, 8, 12, 2) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(models)
+    together = torch.func.vmap(lambda p, b: torch.func.functional_call(models[0], (p, b), (tokens,)))
+    for one, logits in zip(models, together(parameters, buffers), strict=True):
+        torch.testing.assert_close(logits, one(tokens))
+
+
+@pytest.mark.parametrize("length", [0, 9])
+def test_sentences_that_do_not_fit_the_context_are_refused(length):
+    model = nets.transformer(11, 8, 12, 1)
+    with pytest.raises(ValueError, match=f"1 to 8 .* got {length}"):
+        model(torch.zeros(2, length, dtype=torch.long))
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "context", "width", "blocks", "heads"])
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-3, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_sizes_that_no_transformer_has_are_refused_by_name(name, value, error):
+    sizes = dict(vocabulary=11, context=8, width=12, blocks=1, heads=2) | {name: value}
+    with pytest.raises(error, match=f"{name} must be"):
+        nets.transformer(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(heads=5), ValueError, "heads must divide width 12, got 5"),
+        (dict(norm="both"), ValueError, "norm must be 'pre' or 'post', got 'both'"),
+        (dict(norm=None), ValueError, "norm must be"),
+        (dict(skip=0), ValueError, "skip must be positive and finite, got 0"),
+        (dict(skip=float("nan")), ValueError, "skip must be positive"),
+        (dict(skip="1"), TypeError, "skip must be a number"),
+        (dict(skip=True), TypeError, "skip must be a number"),
+        (dict(causal=1), TypeError, "causal must be True or False"),
+        (dict(tied=None), TypeError, "tied must be True or False"),
+        (dict(activation="gelo"), ValueError, "gelo"),
+    ],
+)
+def test_options_that_no_transformer_has_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        nets.transformer(11, 8, 12, 1, **options)
