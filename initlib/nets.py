@@ -369,7 +369,7 @@ def transformer(
 
     Each block adds two branches :math:`F` to the stream :math:`x`, with :math:`\alpha` = ``skip``:
 
-    .. math:: x \to \alpha x + F(\mathrm{LN}(x)) \text{ (pre)}, \qquad x \to \mathrm{LN}(\alpha x + F(x)) \text{ (post)}.
+    .. math:: x \to \alpha x + F(\mathrm{LN}(x)) \text{ (pre)}, \quad x \to \mathrm{LN}(\alpha x + F(x)) \text{ (post)}.
 
     Parameters
     ----------
