@@ -10,7 +10,7 @@ from docutils import nodes
 
 LONGEST = 200  # characters; what is longer is cut by those who show it
 ENOUGH = 80  # a subtitle alone is shorter: the next paragraph follows
-END_OF_SENTENCE = re.compile(r"(?<=[.?!:])\s+")
+END_OF_SENTENCE = re.compile(r"(?<=[.?!])\s+")
 FORMULA = re.compile(r"[\\^{}]|\w_\w")
 
 
@@ -39,7 +39,7 @@ def describe(paragraphs):
             chosen = longer
         if len(chosen) >= ENOUGH:
             break
-    return chosen.removesuffix(":")
+    return chosen
 
 
 def shorten(text):

@@ -23,7 +23,7 @@ def chapters(env):
 
 def reference(kind, target, *content, docname=""):
     """A link that Sphinx resolves at the end, as ``{doc}`` (kind ``doc``) or ``{ref}`` (``ref``) make them."""
-    wrapped = nodes.inline("", "", *content, classes=["std", f"std-{kind}"])
+    wrapped = nodes.inline("", "", *content, classes=["std", f"std-{kind}"], support_smartquotes=False)
     return addnodes.pending_xref(
         "", wrapped, refdomain="std", reftype=kind, reftarget=target, refdoc=docname, refexplicit=True, refwarn=True
     )
@@ -65,5 +65,7 @@ def _row(cells):
     row = nodes.row()
     for cell in cells:
         inline = [nodes.Text(cell)] if isinstance(cell, str) else cell
-        row += nodes.entry("", nodes.paragraph("", "", *inline))
+        row += nodes.entry(
+            "", nodes.paragraph("", "", *inline, support_smartquotes=False)
+        )  # numbers and labels as they are
     return row

@@ -155,7 +155,7 @@ LABELS = {
     "long": "word " * 500,
     "Greek": "σ² ∝ 1/m",
     "symbols": "²±∞",
-    "quotes": "\" onclick='x'",
+    "quotes": "\" onclick='x' --",
     "collision": "taken",
 }
 
@@ -299,7 +299,7 @@ def test_a_table_of_the_package_in_another_order_is_noticed(monkeypatch):
         ([r"A factor x^{2} in E[x]. More."], "A factor x^2 in E[x]. More."),
         (["You will"], "You will"),
         (["word " * 100], ("word " * 39).strip() + "…"),
-        (["It goes on:"], "It goes on"),
+        (["Most follow one formula. It is this: $g^2$."], "Most follow one formula."),
     ],
 )
 def test_descriptions_are_whole_sentences_without_formulas(paragraphs, expected):
@@ -387,7 +387,9 @@ class SmallBook:
         return [warning for warning in warnings if "isn't included in any toctree" not in warning]
 
     def page(self, name):
-        return BeautifulSoup((self.folder / "_build" / "html" / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
+        return BeautifulSoup(
+            (self.folder / "_build" / "html" / f"{name}.html").read_text(encoding="utf-8"), "html.parser"
+        )
 
     def claims(self):
         """Label, address and first mark of every claim on the page of claims."""
@@ -416,6 +418,7 @@ def test_the_page_of_claims_follows_the_chapters_from_build_to_build(book):
     assert len(shown) == 3 + len(LABELS) + 1
     assert all(book.resolves(href) for _, href, _ in shown)
     assert [mark for *_, mark in shown] == ["✓"] * len(shown)
+    assert LABELS["quotes"] in [label for label, *_ in shown]  # as written, with straight quotes
     assert [label for label, *_ in shown[:3]] == ["a & b", "again", "again"]
     assert book.page("claims").find("script", string=re.compile("alert")) is None
     headings = [heading.get_text().rstrip("¶#") for heading in book.page("claims").select("h2")]
