@@ -11,8 +11,11 @@ import re
 from book_nodes import chapter_link, chapters
 from docutils import utils
 from docutils.parsers.rst import Parser
+from numpy.typing import ArrayLike
 from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sphinx.util.typing import stringify_annotation
 
+ARRAY_LIKE = stringify_annotation(ArrayLike, mode="smart")
 NUMBER = r"(?<![\w.`])\d\d[a-z]?(?!\w|\.\d)"
 NAMED = re.compile(rf"\b[Cc]hapters?\s+{NUMBER}")
 INTRODUCED = re.compile(r"\bIntroduced in chapters?\b.*?(?=\.(?:\s|$)|\n\s*\n|$)", re.DOTALL)
@@ -84,6 +87,11 @@ def process_docstring(app, what, name, thing, options, lines):
         lines[:0] = ["..", ""]
 
 
+def process_signature(app, what, name, thing, options, signature, returns):
+    """Called by autodoc for each signature: NumPy's ``ArrayLike`` is a name, not the dozen types behind it."""
+    return tuple(words and words.replace(ARRAY_LIKE, "~numpy.typing.ArrayLike") for words in (signature, returns))
+
+
 def outdated(app, env, added, changed, removed):
     """Pages that link to chapters, when there are other chapters than when they were read."""
     now = chapters(env)
@@ -95,6 +103,20 @@ def forget(app, env, docname):
     getattr(env, "book_chapters_known", {}).pop(docname, None)
 
 
+# A signature over several lines is, to Sphinx, a list of definitions without terms, which screen readers reject.
+PARAMETERS = re.compile(r"<dl>(\s*<dd>.*?</dd>\s*)</dl>", re.DOTALL)
+
+
+def repair_signatures(app, pagename, templatename, context, doctree):
+    """Make the parameters of a signature lines."""
+
+    def lines(match):
+        return re.sub("<(/?)dd>", lambda tag: "</span>" if tag[1] else '<span class="sig-line">', match[1])
+
+    if '<dt class="sig' in context.get("body", ""):
+        context["body"] = PARAMETERS.sub(lines, context["body"])
+
+
 def setup(app):
     """Called by Sphinx; see `local_extensions` in _config.yml."""
     app.setup_extension("sphinx.ext.autodoc")
@@ -102,6 +124,8 @@ def setup(app):
     app.add_directive("package", PackageDirective)
     app.add_role("chapter", ChapterRole())
     app.connect("autodoc-process-docstring", process_docstring, priority=400)
+    app.connect("autodoc-process-signature", process_signature)
+    app.connect("html-page-context", repair_signatures)
     app.connect("env-get-outdated", outdated)
     app.connect("env-purge-doc", forget)
     # What a page knew of the chapters is not merged between reading processes.

@@ -238,6 +238,21 @@ def test_modules_come_in_the_order_of_the_package_s_docstring():
     assert set(names) == {f"initlib.{path.stem}" for path in (ROOT / "initlib").glob("[a-z]*.py")}
 
 
+def test_signatures_name_array_like_and_are_lines():
+    full = f"(x: {book_api.ARRAY_LIKE} | None = None)"
+    found = book_api.process_signature(None, "function", "f", None, {}, full, book_api.ARRAY_LIKE)
+    assert found == ("(x: ~numpy.typing.ArrayLike | None = None)", "~numpy.typing.ArrayLike")
+    assert book_api.process_signature(None, "data", "f", None, {}, None, None) == (None, None)
+    body = '<dt class="sig">f(<dl>\n<dd><em>x</em>,</dd>\n<dd>y</dd>\n</dl>\n)</dt><dl><dt>a</dt><dd>b</dd></dl>'
+    context = {"body": body}
+    book_api.repair_signatures(None, "api", "page.html", context, None)
+    soup = BeautifulSoup(context["body"], "html.parser")
+    assert [part.get_text() for part in soup.select("span.sig-line")] == ["x,", "y"]
+    assert [part.name for part in soup.select_one("dl").find_all()] == ["dt", "dd"]
+    book_api.repair_signatures(None, "search", "search.html", nothing := {}, None)
+    assert nothing == {}
+
+
 # --- the scheme card --------------------------------------------------------------------------------------------------
 
 
