@@ -237,6 +237,7 @@ def check_close(
         worst = np.unravel_index(np.argmax(off - allowed), value.shape)
     passed = bool(np.isfinite(value).all() and np.isfinite(target).all() and np.all(off <= allowed))
     numbers = f"{value[worst]:.8g}, predicted {target[worst]:.8g}, difference {off[worst]:.1g}"
+    numbers += f", allowed {allowed[worst]:.1g}"
     if value.size > 1:
         numbers += f" (worst of {value.size})"
     Check(label, numbers, passed).settle()

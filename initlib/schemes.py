@@ -12,7 +12,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -28,9 +28,20 @@ DISTRIBUTIONS = ("normal", "uniform", "truncated_normal")
 
 @dataclass(frozen=True)
 class Initializer(ABC):
-    """What every scheme can do: fill a weight in place, and say which variance that gives."""
+    """What every scheme can do: fill a weight in place, and say which variance that gives.
+
+    Attributes
+    ----------
+    name : str
+    use : str
+        What it is for, in a few words.
+    chapter : str
+        The chapter that derives it, as in ``06``.
+    """
 
     name: str
+    use: str = field(default="", kw_only=True, repr=False, compare=False)
+    chapter: str = field(default="", kw_only=True, repr=False, compare=False)
 
     def __call__(
         self,
@@ -343,25 +354,58 @@ def _check_fans(n_in: float, n_out: float) -> None:
         raise ValueError(f"n_in and n_out must be positive, got {n_in!r} and {n_out!r}")
 
 
-zeros = Constant("zeros")
-orthogonal = Orthogonal("orthogonal")
-torch_default = TorchDefault("torch_default")
+zeros = Constant("zeros", use="biases, and the last layer of a network or a branch; never all weights", chapter="01")
+orthogonal = Orthogonal(
+    "orthogonal",
+    use="deep networks that are linear or nearly so: keeps every vector, where the layer does not lose dimensions",
+    chapter="12",
+)
+torch_default = TorchDefault(
+    "torch_default", use="what a layer has when nobody asks: a third of the variance that keeps a signal", chapter="03"
+)
 
-lecun_normal = Scheme("lecun_normal", source="lecun1998efficient")
+lecun_normal = Scheme(
+    "lecun_normal",
+    source="lecun1998efficient",
+    use="linear layers: keeps the signal; the start for any activation, with its gain",
+    chapter="03",
+)
 lecun_uniform = lecun_normal.replace(name="lecun_uniform", distribution="uniform")
 lecun_truncated = lecun_normal.replace(name="lecun_truncated", distribution="truncated_normal")
 
-glorot_normal = Scheme("glorot_normal", average="arithmetic", source="glorot2010understanding")
+glorot_normal = Scheme(
+    "glorot_normal",
+    average="arithmetic",
+    source="glorot2010understanding",
+    use="linear layers: a truce between signal and gradient, which keeps both where the fans are equal",
+    chapter="04",
+)
 glorot_uniform = glorot_normal.replace(name="glorot_uniform", distribution="uniform")
 glorot_truncated = glorot_normal.replace(name="glorot_truncated", distribution="truncated_normal")
 
-geometric_normal = Scheme("geometric_normal", average="geometric", source="su2021fans")
+geometric_normal = Scheme(
+    "geometric_normal",
+    average="geometric",
+    source="su2021fans",
+    use="stacks of linear layers whose width goes up and down: keeps signal and gradient from end to end",
+    chapter="05",
+)
 geometric_uniform = geometric_normal.replace(name="geometric_uniform", distribution="uniform")
 
-contraharmonic_normal = geometric_normal.replace(name="contraharmonic_normal", average="contraharmonic")
-contraharmonic_uniform = geometric_uniform.replace(name="contraharmonic_uniform", average="contraharmonic")
+contraharmonic_normal = geometric_normal.replace(
+    name="contraharmonic_normal",
+    average="contraharmonic",
+    use="for comparison: the smallest squared error of signal and gradient together, in one layer",
+)
+contraharmonic_uniform = contraharmonic_normal.replace(name="contraharmonic_uniform", distribution="uniform")
 
-he_normal = Scheme("he_normal", gain=math.sqrt(2), source="he2015delving")
+he_normal = Scheme(
+    "he_normal",
+    gain=math.sqrt(2),
+    source="he2015delving",
+    use="layers between rectifiers: makes up for the half that a rectifier cuts off",
+    chapter="06",
+)
 he_uniform = he_normal.replace(name="he_uniform", distribution="uniform")
 he_truncated = he_normal.replace(name="he_truncated", distribution="truncated_normal")
 

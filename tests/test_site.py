@@ -219,6 +219,14 @@ def test_search_finds_fan_in(visit):
     assert page.problems == []
 
 
+def test_a_link_into_a_folded_solution_unfolds_it(visit):
+    anchor = next(line["id"] for path in CHAPTERS for line in soup(path).select(".solution .il-check"))
+    path = next(path for path in CHAPTERS if soup(path).find(id=anchor))
+    page = visit(f"{path}#{anchor}")
+    page.locator(f"#{anchor}").wait_for(state="visible")
+    assert page.problems == []
+
+
 # --- in the files -----------------------------------------------------------------------------------------------------
 
 
@@ -261,3 +269,52 @@ def test_every_figure_has_caption_number_and_description(site, path):
 def test_checks_are_shown_and_pass(site, path):
     assert soup(path).select(".il-check.il-pass")
     assert soup(path).select(".il-check.il-fail") == []
+
+
+# --- pages that write themselves --------------------------------------------------------------------------------------
+
+
+def test_every_check_of_the_chapters_is_on_the_page_of_claims_and_nothing_else(site):
+    checks = [
+        (f"{path}#{line['id']}", line.select_one(".il-label").get_text(), "il-pass" in line["class"])
+        for path in CHAPTERS
+        for line in soup(path).select(".il-check")
+    ]
+    rows = [row for row in soup("claims.html").select("table.claims tbody tr") if row.a]
+    listed = [(row.a["href"], row.a.get_text(), "✓" in row.td.get_text()) for row in rows]
+    assert listed == checks
+    for path in ("intro.html", "claims.html"):
+        assert f"{len(checks):,} claims, all checked" in soup(path).select_one("article").get_text()
+
+
+def test_the_words_of_every_check_are_taken_apart(site):
+    assert soup("claims.html").select("table.claims td[colspan]:not(:first-child)") == []
+
+
+def test_the_package_s_functions_lead_to_their_chapters(site):
+    from initlib import __all__ as names
+    from initlib.schemes import SCHEMES
+
+    links = {link["href"].split("#")[0] for link in soup("api.html").select("article a[href^='chapters/']")}
+    assert links <= set(CHAPTERS)
+    assert len(links) > 5
+    entries = {
+        entry["id"].rsplit(".")[-1] for entry in soup("api.html").select("article [id^='initlib.'], [id^=module-]")
+    }
+    sections = {section["id"].removeprefix("initlib-") for section in soup("api.html").select("section")}
+    assert set(names) <= entries | sections
+    assert len(soup("schemes.html").select("tr[id]")) == len(SCHEMES)
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page != "search.html"])
+def test_other_sites_get_a_title_and_a_description(site, path):
+    tags = {tag.get("property") or tag.get("name"): tag["content"] for tag in soup(path).select("head meta[content]")}
+    assert tags["og:title"] == soup(path).h1.find(string=True, recursive=False)
+    assert 25 <= len(tags["description"]) <= 250
+    assert tags["og:description"] == tags["description"]
+    assert len(soup(path).select("meta[name=description]")) == 1
+
+
+def test_no_two_pages_have_the_same_description(site):
+    texts = [tag["content"] for path in PAGES for tag in soup(path).select("meta[name=description]")]
+    assert len(set(texts)) == len(texts) >= len(PAGES) - 1
