@@ -61,10 +61,10 @@ class Call(NamedTuple):
     @property
     def samples(self) -> int:
         """Samples of each unit."""
-        return math.prod(self.output.shape[: self._unit] + self.output.shape[self._unit + 1 :])
+        return math.prod(self.output.shape[: self.unit] + self.output.shape[self.unit + 1 :])
 
     @property
-    def _unit(self) -> int:
+    def unit(self) -> int:
         """Dimension of the output that counts units."""
         return self.output.ndim - 1 - len(getattr(self.module, "kernel_size", ()))
 
@@ -84,7 +84,7 @@ class Call(NamedTuple):
             raise TypeError(f"layer {self.name!r} must return a real tensor, got {what}: leave it out with layers=")
         if self.samples == 0:
             raise ValueError(f"batch gives layer {self.name!r} no sample: an output of shape {tuple(u.shape)}")
-        dimensions = [d for d in range(u.ndim) if d != self._unit]
+        dimensions = [d for d in range(u.ndim) if d != self.unit]
         u = double(u.detach())
         if not dimensions:  # one sample, given without a batch dimension
             return u, torch.zeros_like(u)
