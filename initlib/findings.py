@@ -98,10 +98,10 @@ CHAPTERS: dict[str, str] = {
     "torch's default": "06",
     "loss at start": "14",
     "no gradient": "04",
-    "exploding": "02",
-    "vanishing": "02",
     "dead units": "06",
     "saturated units": "02",
+    "exploding": "02",
+    "vanishing": "02",
     "samples alike": "08",
     "not called": "04",
 }
@@ -115,6 +115,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "wrong gain": ("vanishing", "samples alike"),
     "torch's default": ("vanishing", "samples alike"),
     "dead units": ("vanishing", "samples alike"),
+    "saturated units": ("exploding",),
 }
 
 _ONE = Fans(1, 1)
@@ -454,11 +455,13 @@ def equal_units(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 
 def reused_numbers(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Weights that hold the same random numbers. Introduced in chapter 16."""
-    for group in facts.copies:
+    if facts.copies:
+        group, more = facts.copies[0], len(facts.copies) - 1
         yield _finding(
             "reused random numbers",
-            group,
-            f"Weights {_names(group)} are not one parameter but hold the same random numbers, up to a factor.",
+            [name for group in facts.copies for name in group],
+            f"Weights {_names(group)} are not one parameter but hold the same random numbers, up to a factor"
+            + (f"; so do those of {more} more groups." if more else "."),
             "Seed once before the whole model, and initialise layers anew after copying them.",
         )
 
@@ -497,7 +500,7 @@ def wrong_fan(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     plain = [row for row in rows if not row.normalised and max(row.fans) >= 2 * min(row.fans)]
     swapped = [row for row in plain if row.fits and all(name.endswith("fan-out") for name in row.fits)]
     usual = [row for row in plain if row.scheme in ("he", "lecun") and row not in swapped]
-    chosen = swapped if usual else [row for row in swapped if row.forward > LAYER_FACTOR * row.entering]
+    chosen = swapped if len(usual) > len(swapped) else [row for row in swapped if row.forward > LAYER_FACTOR * row.entering > 0]
     if chosen:
         row = chosen[0]
         m, n = row.fans
@@ -547,9 +550,9 @@ def torch_default(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 
 def loss_at_start(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """A cross-entropy far above that of a guess. Introduced in chapter 16."""
-    for value, classes, _ in facts.entropies:
+    for value, classes, error in facts.entropies:
         guess = math.log(classes)
-        if value - guess > EXCESS:
+        if value - guess > EXCESS + ERRORS * error:
             last = rows[-1]
             tied = facts.tied.get(last.name)
             yield _finding(
@@ -576,15 +579,16 @@ def no_gradient(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 
 
 def _trend(rows: Sequence[Row], values: Sequence[float]) -> tuple[float, float, Row, Row] | None:
-    """Change of the logarithm over the layers by a straight line, what chance may do, and the first and last row."""
+    """Change of the logarithm over the layers by a straight line, the same in standard deviations, and its ends."""
     kept = [(row, math.log(value)) for row, value in zip(rows, values, strict=True) if 0 < value < math.inf]
     if len(kept) < 2:
         return None
     logs = np.array([log for _, log in kept])
     slope = np.polyfit(np.arange(len(logs)), logs, 1)[0]
+    change = slope * (len(logs) - 1)
     # Of a rectified layer of n units: the logarithm drifts by -5/(2n), with a variance of 5/n (chapter 06).
     spread = sum(5 / row.units for row, _ in kept)
-    return slope * (len(logs) - 1), spread / 2 + ERRORS * math.sqrt(spread), kept[0][0], kept[-1][0]
+    return change, (change + spread / 2) / math.sqrt(spread), kept[0][0], kept[-1][0]
 
 
 def exploding_or_vanishing(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
@@ -597,8 +601,8 @@ def exploding_or_vanishing(rows: Sequence[Row], facts: Facts) -> Iterator[Findin
         trend = _trend(ordered, [getattr(row, direction) for row in ordered])
         if trend is None:
             continue
-        change, chance, first, last = trend
-        if abs(change) <= math.log(FACTOR) + chance:
+        change, deviations, first, last = trend
+        if abs(change) <= math.log(FACTOR) or abs(deviations) <= ERRORS:
             continue
         kind = "exploding" if change > 0 else "vanishing"
         what = "pre-activations" if direction == "forward" else "gradient on its way back"
@@ -625,9 +629,9 @@ def _loud_layer(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     loud = [
         row
         for row in rows
-        if row.forward > LAYER_FACTOR * row.entering and not row.normalised and row.activation not in SATURATED
+        if row.forward > LAYER_FACTOR * row.entering > 0 and not row.normalised and row.activation not in SATURATED
     ]
-    if any(value - math.log(classes) > EXCESS for value, classes, _ in facts.entropies):
+    if any(loss_at_start(rows, facts)):
         loud = [row for row in loud if row is not rows[-1]]
     if loud:
         row = max(loud, key=lambda each: each.forward / each.entering)
@@ -683,7 +687,7 @@ def samples_alike(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 
     judged = [row for row in rows if row.samples >= SAMPLES and 0 < row.forward < math.inf]
     alike = [row for row in judged if share(row) < SHARE]
-    if len(alike) >= min(2, len(judged)) and alike:
+    if len(alike) >= 2:
         least = min(alike, key=share)
         text = (
             f"At layer {least.name!r} the samples differ by {share(least):.1%} of the second moment "

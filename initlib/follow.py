@@ -69,11 +69,20 @@ class Path:
 
 
 class Entropy(NamedTuple):
-    """A cross-entropy that was computed: its mean, the number of its classes, and how many targets it averages."""
+    """A cross-entropy that was computed.
+
+    Attributes
+    ----------
+    value : float
+        Its mean over the targets.
+    classes : int
+    error : float
+        Standard error of the mean, from the spread of the logits.
+    """
 
     value: float
     classes: int
-    targets: int
+    error: float
 
 
 class Follow(TorchFunctionMode):
@@ -225,4 +234,5 @@ def _entropy(function, args: tuple, kwargs: dict, result) -> Entropy | None:
     value = float(result.detach().double().sum())
     if given["reduction"] != "mean":
         value /= targets
-    return Entropy(value, scores.shape[1 if scores.ndim > 1 else 0], targets)
+    error = float(scores.detach().double().std(correction=0)) / math.sqrt(targets)
+    return Entropy(value, scores.shape[1 if scores.ndim > 1 else 0], error)
