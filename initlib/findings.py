@@ -500,12 +500,13 @@ def wrong_fan(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     plain = [row for row in rows if not row.normalised and max(row.fans) >= 2 * min(row.fans)]
     swapped = [row for row in plain if row.fits and all(name.endswith("fan-out") for name in row.fits)]
     usual = [row for row in plain if row.scheme in ("he", "lecun") and row not in swapped]
-    chosen = swapped if len(usual) > len(swapped) else [row for row in swapped if row.forward > LAYER_FACTOR * row.entering > 0]
-    if chosen:
-        row = chosen[0]
+    if len(usual) <= len(swapped):  # all layers count the fan-out, as He did: only the ends may then be too loud
+        swapped = [row for row in swapped if row.forward > LAYER_FACTOR * row.entering > 0]
+    if swapped:
+        row = swapped[0]
         m, n = row.fans
         gain = round(row.weight * n)
-        names = [each.name for each in chosen]
+        names = [each.name for each in swapped]
         yield _finding(
             "wrong fan",
             names,

@@ -31,6 +31,9 @@ _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 # How many leading entries of two weights are compared, and how parallel they must be to come from one seed.
 _LEADING, _PARALLEL = 64, 1 - 1e-5
 
+# How many entries of a weight tell its kurtosis, and so the sampling error of its variance.
+_PART = 2**14
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Probe(Table):
@@ -277,7 +280,7 @@ class _Measurement:
         row.forward = row.mean_squared + row.variance
         row.largest = u.abs().max().item()
         row.fans = fans(layer)
-        found = _weights(weight.detach(), layer, self._generator)
+        found = _weights(weight, self._generator)
         row.weight = found.second
         row.fits = schemes_of(found, row.fans, schemes.torch_default.connections(layer))
         x = call.args[0] if call.args else call.kwargs.get("input")
@@ -394,24 +397,34 @@ def _reach(layer: nn.Module, x: Tensor, u: Tensor) -> float:
     return _CONVOLVE[d - 1](squares, ones, padding=padding, **options).mean().item()
 
 
-def _weights(weight: Tensor, layer: nn.Module, generator: torch.Generator) -> Weights:
-    """Moments of the entries of a weight."""
-    w = double(weight).flatten()
+def _weights(weight: Tensor, generator: torch.Generator) -> Weights:
+    """Moments of the entries of a weight; the fourth from a part of them, for the sampling error alone."""
+    w = weight.detach().flatten()
     if not len(w):
         return Weights(0, 0.0, 0.0, 0.0, 0.0)
-    squares = w.square()
+    part = double(w[:_PART])
+    second, of_part = _mean_square(w), part.square().mean().item()
+    fourth = part.square().square().mean().item() * (second / of_part) ** 2 if of_part else 0.0
     eps = max(torch.finfo(weight.dtype).eps, 1e-6)
-    moments = [each.item() for each in (w.mean(), squares.mean(), squares.square().mean(), w.abs().max())]
-    return Weights(len(w), *moments, orthogonal=_orthogonal(double(weight.flatten(1)), eps, generator), eps=eps)
+    least, most = (each.item() for each in w.aminmax())
+    mean = w.mean(dtype=torch.promote_types(w.dtype, torch.float32)).item()
+    return Weights(len(w), mean, second, fourth, max(-least, most), _orthogonal(weight.flatten(1), eps, generator), eps)
+
+
+def _project(matrix: Tensor, generator: torch.Generator, count: int = 4) -> tuple[Tensor, Tensor]:
+    """Random vectors, and what a matrix makes of them, in single precision at least."""
+    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    vectors = torch.randn(matrix.shape[1], count, generator=generator, dtype=matrix.dtype).to(matrix.device)
+    return vectors, matrix @ vectors
 
 
 def _orthogonal(matrix: Tensor, eps: float, generator: torch.Generator) -> bool:
-    """Whether the shorter side of a matrix keeps lengths up to one factor: tried on eight random vectors."""
-    matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
-    if len(matrix) < 2:
+    """Whether the shorter side of a matrix keeps lengths up to one factor: tried on four random vectors."""
+    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
+    if matrix.shape[1] < 2:
         return False
-    vectors = torch.randn(len(matrix), 8, generator=generator, dtype=torch.float64).to(matrix.device)
-    lengths = (matrix.mT @ vectors).norm(dim=0) / vectors.norm(dim=0)
+    vectors, images = _project(matrix.detach(), generator)
+    lengths = images.norm(dim=0) / vectors.norm(dim=0)
     return bool(lengths.min() > 0 and lengths.max() / lengths.min() - 1 < max(1e-4, eps / 2))
 
 
@@ -421,18 +434,21 @@ def _twins(layer: nn.Module, weight: Tensor, gradient: Tensor, generator: torch.
         if layer.groups > 1:
             return 0
         weight, gradient = weight.transpose(0, 1), gradient.transpose(0, 1)
-    rows, slopes = double(weight.flatten(1)), double(gradient.flatten(1))
-    if layer.bias is not None:
-        rows = torch.cat([rows, double(layer.bias.detach())[:, None]], 1)
-    vector = torch.randn(rows.shape[1], generator=generator, dtype=torch.float64).to(rows.device)
-    keys, order = (rows @ vector).sort()
-    slopes = (slopes @ vector[: slopes.shape[1]])[order]
+    rows, slopes = weight.detach().flatten(1), gradient.flatten(1)
+    keys, order = _project(rows, generator, 1)[1].flatten().sort()
+    close = (keys.diff().abs() <= 1e-5 * rows.norm(dim=1).max()).nonzero().flatten()  # worth a closer look
+    one, other = order[close], order[close + 1]
     # Equal units differ by rounding alone, in the gradient more than in the weights.
-    near = (keys.diff().abs() <= 1e-12 * rows.norm(dim=1).max()) & (
-        slopes.diff().abs() <= 1e-4 * double(gradient.flatten(1)).norm(dim=1).max()
-    )
-    off = near.new_zeros(1)
-    return int((torch.cat([near, off]) | torch.cat([off, near])).sum())
+    same = _equal(rows[one], rows[other], 1e-6) & _equal(slopes[one], slopes[other], 1e-3)
+    if layer.bias is not None:
+        bias = layer.bias.detach()[:, None]
+        same &= _equal(bias[one], bias[other], 1e-6)
+    return len(torch.cat([one[same], other[same]]).unique())
+
+
+def _equal(one: Tensor, other: Tensor, tolerance: float) -> Tensor:
+    """Which rows are equal within rounding."""
+    return (one - other).norm(dim=1) <= tolerance * torch.maximum(one.norm(dim=1), other.norm(dim=1))
 
 
 def _real(output: object) -> Iterator[Tensor]:
@@ -490,7 +506,7 @@ def _lost(model: nn.Module, chosen: Mapping[str, nn.Module]) -> list[tuple[str, 
         if v is not None and g.numel() > 1:
             with torch.no_grad():
                 lengths = double(v).flatten(1).norm(dim=1) / double(g).abs().flatten()
-            drawn = _weights(v.detach(), module, runtime.generator())
+            drawn = _weights(v, runtime.generator())
             fits = schemes_of(drawn, fans(module), schemes.torch_default.connections(module))
             if fits and fits[0] != "torch default" and abs(math.log(lengths.median().item())) > math.log(1.2):
                 found.append((name, f"its direction was drawn by {fits[0]}'s scheme, and its length is another's"))
@@ -538,7 +554,7 @@ def _packed(model: nn.Module) -> list[tuple[str, str]]:
                 continue
             rows, m = weight.shape
             n = rows // k
-            drawn = _weights(weight.detach(), module, runtime.generator())
+            drawn = _weights(weight, runtime.generator())
             apart = f"for {k} matrices of {n} × {m}"
             one, default = 2 / (m + rows), 1 / (3 * n)
             if drawn.orthogonal and rows > m:
