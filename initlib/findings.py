@@ -435,9 +435,10 @@ def not_finite(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 def equal_units(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Units that have the same weights and get the same gradient. Introduced in chapter 16."""
     twins = [row for row in rows if row.trained and row.units > 1 and 2 * row.twins >= row.units]
-    moved = [row for row in twins if row.weight_gradient > 0]
+    # Outputs for classes that the batch lacks are equal without harm, and so are zeros at the end of a branch.
+    moved = [row for row in twins if row.weight_gradient > 0 and row.weight > 0 and row is not rows[-1]]
     if not moved and not all(row.weight == 0 for row in rows):
-        return  # zero at the end of a branch or of the network: its gradients will differ
+        return
     chosen = moved or twins
     if not chosen:
         return
@@ -501,17 +502,17 @@ def wrong_fan(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     swapped = [row for row in plain if row.fits and all(name.endswith("fan-out") for name in row.fits)]
     usual = [row for row in plain if row.scheme in ("he", "lecun") and row not in swapped]
     if len(usual) <= len(swapped):  # all layers count the fan-out, as He did: only the ends may then be too loud
-        swapped = [row for row in swapped if row.forward > LAYER_FACTOR * row.entering > 0]
+        swapped = [row for row in swapped if row.fans.n_in * row.weight > LAYER_FACTOR]
     if swapped:
         row = swapped[0]
         m, n = row.fans
-        gain = round(row.weight * n)
+        gain = 2 if row.fits[0].startswith("he") else 1
         names = [each.name for each in swapped]
         yield _finding(
             "wrong fan",
             names,
-            f"Layer {row.name!r} has fan-in {m:g} and fan-out {n:g}, and its weights have variance {gain} / {n:g} "
-            f"where {gain} / {m:g} keeps the signal: it is multiplied by {m / n:.2g}."
+            f"Layer {row.name!r} has fan-in {m:g} and fan-out {n:g}, and its weights have variance {row.weight:.2g}, "
+            f"{gain} / fan-out where {gain} / fan-in keeps the signal: off by a factor {row.weight * m / gain:.2g}."
             + (f" So in {len(names)} layers." if len(names) > 1 else ""),
             "Look whether the weight is transposed, or count the same fan in all layers.",
         )
@@ -630,17 +631,17 @@ def _loud_layer(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     loud = [
         row
         for row in rows
-        if row.forward > LAYER_FACTOR * row.entering > 0 and not row.normalised and row.activation not in SATURATED
+        if row.fans.n_in * row.weight > LAYER_FACTOR and not row.normalised and row.activation not in SATURATED
     ]
     if any(loss_at_start(rows, facts)):
         loud = [row for row in loud if row is not rows[-1]]
     if loud:
-        row = max(loud, key=lambda each: each.forward / each.entering)
+        row = max(loud, key=lambda each: each.fans.n_in * each.weight)
         tied = facts.tied.get(row.name)
         yield _finding(
             "exploding",
             [each.name for each in loud],
-            f"Layer {row.name!r} multiplies the second moment by {row.forward / row.entering:.2g}: its "
+            f"Layer {row.name!r} multiplies the second moment by {row.fans.n_in * row.weight:.2g}: its "
             f"{row.fans.n_in:g} inputs meet weights of variance {row.weight:.2g}."
             + (f" It shares them with the embedding {tied!r}." if tied else ""),
             f"{_FIX_SCALE}.",

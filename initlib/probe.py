@@ -336,7 +336,7 @@ def _table(rows: Sequence[Row], findings: tuple[Finding, ...], loss: float) -> P
     shown = {
         "layer": [row.name for row in rows],
         "E[u²]": numbers["forward"],
-        "/ predicted": _ratio(numbers["forward"], numbers["predicted"]),
+        "measured /\npredicted": _ratio(numbers["forward"], numbers["predicted"]),
         "sample\nvariance": numbers["variance"],
         "dead": numbers["dead"],
         "satu-\nrated": numbers["saturated"],
