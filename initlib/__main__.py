@@ -94,8 +94,7 @@ def _probe(options: argparse.Namespace) -> Probe:
         generator = runtime.generator(options.seed)
     except (TypeError, ValueError) as error:
         raise _Usage(f"--seed: {_line(error)}") from None
-    torch.manual_seed(runtime.seed(options.seed))
-    model = _model(options.model).to(device, dtype)
+    model = _model(options.model, runtime.seed(options.seed)).to(device, dtype)
     batch = []
     for k, shape in enumerate(shapes):
         if k < len(options.integers):
@@ -119,13 +118,14 @@ def _shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _model(where: str) -> nn.Module:
-    """The module that a place names, or what it builds."""
+def _model(where: str, seed: int) -> nn.Module:
+    """The module that a place names, or what it builds; both the import and the building start from the seed."""
     module, separator, names = where.partition(":")
     if not (module and separator and names):
         raise _Usage(f"the model must be named as package.module:name, got {where!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    torch.manual_seed(seed)
     try:
         found = importlib.import_module(module)
     except Exception as error:
@@ -137,6 +137,7 @@ def _model(where: str) -> nn.Module:
     if not isinstance(found, nn.Module):
         if not callable(found):
             raise _Usage(f"{where!r} is neither a torch.nn.Module nor builds one, but {type(found).__name__}")
+        torch.manual_seed(seed)
         try:
             found = found()
         except Exception as error:

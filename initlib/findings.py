@@ -237,8 +237,8 @@ class Weights:
     count : int
     mean, second, fourth : float
         Means of the entries, of their squares and of their fourth powers.
-    largest : float
-        Largest absolute value.
+    least, most : float
+        Smallest and largest entry.
     orthogonal : bool
         Whether rows or columns, whichever are fewer, are orthogonal and of equal length.
     eps : float
@@ -253,7 +253,8 @@ class Weights:
     mean: float
     second: float
     fourth: float
-    largest: float
+    least: float
+    most: float
     orthogonal: bool = False
     eps: float = 1e-6
 
@@ -287,15 +288,15 @@ def schemes_of(weights: Weights, counts: Fans, of_torch: Fans | None = None) -> 
 
     Examples
     --------
-    >>> schemes_of(Weights(10_000, 0.0, 0.0201, 3 * 0.0201**2, 0.6), Fans(100, 100))
+    >>> schemes_of(Weights(10_000, 0.0, 0.0201, 3 * 0.0201**2, -0.6, 0.6), Fans(100, 100))
     ('he', 'he fan-out')
     """
     if not weights.count or not (math.isfinite(weights.second) and min(counts) > 0):
         return ()
     if weights.second == 0:
         return ("zero",)
-    variance = weights.second - weights.mean**2
-    if variance <= (4 * weights.eps) ** 2 * weights.second:
+    largest = max(-weights.least, weights.most)
+    if weights.most - weights.least <= 4 * weights.eps * largest:
         return ("constant",)
     if weights.orthogonal:
         return ("orthogonal",)
@@ -315,7 +316,7 @@ def schemes_of(weights: Weights, counts: Fans, of_torch: Fans | None = None) -> 
         ("lecun fan-out", 1 / n),
         ("he fan-out", 2 / n_torch),
     ]
-    if weights.largest > (1 + 4 * weights.eps) / math.sqrt(m_torch):
+    if largest > (1 + 4 * weights.eps) / math.sqrt(m_torch):
         candidates.pop(3)
     found = sorted((weights.off(variance), k, name) for k, (name, variance) in enumerate(candidates))
     return tuple(dict.fromkeys(name for off, _, name in found if off < ERRORS))

@@ -342,7 +342,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
     dicts = [each for m in model.modules() for each in (vars(m), m._parameters, m._buffers, m._modules)]
-    attributes = [(now, dict(now)) for now in dicts]
+    attributes = [(now, dict(now)) for now in dicts if isinstance(now, dict)]  # a scripted module has other ones
     with _random_states():
         try:
             for parameter in model.parameters():

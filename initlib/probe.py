@@ -267,18 +267,21 @@ class _Measurement:
         return replaced
 
     def _measure(self, call: Call) -> Row:
-        mean, variance = call.moments()
-        u, layer = call.output.detach(), call.module
-        row = Row(call.label, len(mean), call.samples, dtype=u.dtype, reached=False)
-        weight = self.follow.weights.get(call.output)
+        u, layer, row = call.output, call.module, Row(call.label, reached=False)
+        empty = isinstance(u, Tensor) and u.shape[call.unit] == 0
+        if not empty:
+            mean, variance = call.moments()
+        weight = self.follow.weights.get(u)
         weight = layer.weight if weight is None else weight
         self._weights.append((layer, weight))
         row.trained = weight.requires_grad
-        if not len(mean):
+        if empty:
             return row
+        u = u.detach()
+        row.units, row.samples, row.dtype = len(mean), call.samples, u.dtype
         row.mean_squared, row.variance = mean.square().mean().item(), variance.mean().item()
         row.forward = row.mean_squared + row.variance
-        row.largest = u.abs().max().item()
+        row.largest = max(abs(each.item()) for each in u.aminmax())
         row.fans = fans(layer)
         found = _weights(weight, self._generator)
         row.weight = found.second
@@ -287,9 +290,9 @@ class _Measurement:
         if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
             x = x.detach()
             row.entering = _mean_square(x)
-            row.predicted = found.second * _reach(layer, x, u) + (
-                _mean_square(layer.bias) if layer.bias is not None else 0
-            )
+            row.predicted = found.second * _reach(layer, x, u)
+            if layer.bias is not None:
+                row.predicted += _mean_square(layer.bias)
             if len(self.rows) == 0:
                 _, spread = call._replace(output=x).moments()
                 self.alike = spread.mean().item() / row.entering if row.entering else math.nan
@@ -401,14 +404,14 @@ def _weights(weight: Tensor, generator: torch.Generator) -> Weights:
     """Moments of the entries of a weight; the fourth from a part of them, for the sampling error alone."""
     w = weight.detach().flatten()
     if not len(w):
-        return Weights(0, 0.0, 0.0, 0.0, 0.0)
+        return Weights(0, 0.0, 0.0, 0.0, 0.0, 0.0)
     part = double(w[:_PART])
     second, of_part = _mean_square(w), part.square().mean().item()
     fourth = part.square().square().mean().item() * (second / of_part) ** 2 if of_part else 0.0
     eps = max(torch.finfo(weight.dtype).eps, 1e-6)
     least, most = (each.item() for each in w.aminmax())
     mean = w.mean(dtype=torch.promote_types(w.dtype, torch.float32)).item()
-    return Weights(len(w), mean, second, fourth, max(-least, most), _orthogonal(weight.flatten(1), eps, generator), eps)
+    return Weights(len(w), mean, second, fourth, least, most, _orthogonal(weight.flatten(1), eps, generator), eps)
 
 
 def _project(matrix: Tensor, generator: torch.Generator, count: int = 4) -> tuple[Tensor, Tensor]:
