@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -136,10 +137,13 @@ class Probe(Table):
             ax.plot(x, shown, label="measured", **style)
             if np.isfinite(shown).any():
                 ax.set_yscale("log")
+                ax.set_ylim(np.nanmin(shown) / 5, np.nanmax(shown) * 5)  # a decade at least
             ax.set_ylabel(label)
         axes[0].legend()
         if len(x) <= 12:
             axes[-1].set_xticks(x, self.names, rotation=90 if max(map(len, self.names)) > 3 else 0)
+        else:
+            axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[-1].set_xlabel("layer, in the order of the calls")
         return fig
 
