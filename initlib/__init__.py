@@ -21,6 +21,7 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.train`: seeds × schemes × learning rates, trained at once
 - :mod:`initlib.figures`: the look of the figures
 - :mod:`initlib.follow`: which activation acts on what leaves a layer
+- :mod:`initlib.drawn`: how a weight was drawn, told from its entries
 - :mod:`initlib.findings`: what is wrong with a measured model, in plain language
 - :mod:`initlib.probe`: signal and gradient at each layer of any model
 """

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from initlib.drawn import ERRORS
 from initlib.fans import Fans
 from initlib.follow import RECTIFIERS, SATURATED, Entropy
-
-#: Standard errors by which a number must be off before it counts: about once in 16,000 by chance.
-ERRORS = 4.0
 
 #: Factor of a second moment, first layer to last, that is too much: between the 14 halvings that trained and the 30
 #: that did not in He's experiment (chapter 06).
@@ -226,100 +224,6 @@ class Facts:
     tied: dict[str, str] = field(default_factory=dict)
     entropies: list[Entropy] = field(default_factory=list)
     alike: float = math.nan
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Moments of the entries of a weight.
-
-    Attributes
-    ----------
-    count : int
-    mean, second, fourth : float
-        Means of the entries, of their squares and of their fourth powers.
-    least, most : float
-        Smallest and largest entry.
-    orthogonal : bool
-        Whether rows or columns, whichever are fewer, are orthogonal and of equal length.
-    eps : float
-        Relative rounding error of an entry.
-
-    Notes
-    -----
-    Introduced in chapter 16.
-    """
-
-    count: int
-    mean: float
-    second: float
-    fourth: float
-    least: float
-    most: float
-    orthogonal: bool = False
-    eps: float = 1e-6
-
-    def error(self) -> float:
-        """Relative standard error of the second moment, for independent entries; not below rounding."""
-        kurtosis = self.fourth / self.second**2 if self.second > 0 else 1.0
-        return max(math.sqrt(max(kurtosis - 1, 0) / self.count), self.eps)
-
-    def off(self, variance: float) -> float:
-        """How many standard errors the second moment is from a variance."""
-        return abs(self.second / variance - 1) / self.error()
-
-
-def schemes_of(weights: Weights, counts: Fans, of_torch: Fans | None = None) -> tuple[str, ...]:
-    """The schemes that fit a weight within its sampling error, the best first; none if empty.
-
-    Parameters
-    ----------
-    weights : Weights
-    counts : Fans
-        Connections of the layer.
-    of_torch : Fans, optional
-        What torch counts instead, where that differs.
-
-    Notes
-    -----
-    ``"zero"`` and ``"constant"`` are told by the entries, ``"orthogonal"`` by its rows, ``"torch default"`` also by its
-    bound. Of several schemes with the same variance the first is named.
-
-    Introduced in chapter 16.
-
-    Examples
-    --------
-    >>> schemes_of(Weights(10_000, 0.0, 0.0201, 3 * 0.0201**2, -0.6, 0.6), Fans(100, 100))
-    ('he', 'he fan-out')
-    """
-    if not weights.count or not (math.isfinite(weights.second) and min(counts) > 0):
-        return ()
-    if weights.second == 0:
-        return ("zero",)
-    largest = max(-weights.least, weights.most)
-    if weights.most - weights.least <= 4 * weights.eps * largest:
-        return ("constant",)
-    if weights.orthogonal:
-        return ("orthogonal",)
-    if abs(weights.mean) > ERRORS * math.sqrt(weights.second / weights.count):
-        return ()
-    m, n = counts
-    m_torch, n_torch = of_torch or counts
-    candidates = [
-        ("he", 2 / m),
-        ("lecun", 1 / m),
-        ("glorot", 2 / (m + n)),
-        ("torch default", 1 / (3 * m_torch)),
-        ("he", 2 / m_torch),
-        ("glorot", 2 / (m_torch + n_torch)),
-        ("selu 3/4", 9 / 16 / m),
-        ("he fan-out", 2 / n),
-        ("lecun fan-out", 1 / n),
-        ("he fan-out", 2 / n_torch),
-    ]
-    if largest > (1 + 4 * weights.eps) / math.sqrt(m_torch):
-        candidates.pop(3)
-    found = sorted((weights.off(variance), k, name) for k, (name, variance) in enumerate(candidates))
-    return tuple(dict.fromkeys(name for off, _, name in found if off < ERRORS))
 
 
 def name_schemes(rows: Sequence[Row]) -> None:

@@ -18,22 +18,16 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from initlib import figures, runtime, schemes
+from initlib import drawn, figures, runtime, schemes
 from initlib.fans import fans
-from initlib.findings import Facts, Finding, Row, Weights, judge, name_schemes, schemes_of
+from initlib.findings import Facts, Finding, Row, judge, name_schemes
 from initlib.follow import RECTIFIERS, SATURATED, Follow, Path
 from initlib.layers import Batch, Call, run, select, watch
-from initlib.runtime import double, norm
+from initlib.runtime import double, mean_square
 from initlib.tables import Table
 
 _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-
-# How many leading entries of two weights are compared, and how parallel they must be to come from one seed.
-_LEADING, _PARALLEL = 64, 1 - 1e-5
-
-# How many entries of a weight tell its kurtosis, and so the sampling error of its variance.
-_PART = 2**14
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -214,7 +208,7 @@ def probe(
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of what the model returns, got {type(loss).__name__}")
     chosen = select(model, layers)
-    facts = Facts(lost=_lost(model, chosen), packed=_packed(model), copies=_copies(model))
+    facts = Facts(lost=drawn.lost(model, chosen), packed=drawn.packed(model), copies=drawn.copies(model))
     measured = _Measurement(seed)
     with torch.inference_mode(False), torch.enable_grad(), watch(model, measured.note, layers=layers):
         with measured.follow:
@@ -287,16 +281,16 @@ class _Measurement:
         row.forward = row.mean_squared + row.variance
         row.largest = max(abs(each.item()) for each in u.aminmax())
         row.fans = fans(layer)
-        found = _weights(weight, self._generator)
+        found = drawn.weigh(weight, self._generator)
         row.weight = found.second
-        row.fits = schemes_of(found, row.fans, schemes.torch_default.connections(layer))
+        row.fits = drawn.schemes_of(found, row.fans, schemes.torch_default.connections(layer))
         x = call.args[0] if call.args else call.kwargs.get("input")
         if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
             x = x.detach()
-            row.entering = _mean_square(x)
+            row.entering = mean_square(x)
             row.predicted = found.second * _reach(layer, x, u)
             if layer.bias is not None:
-                row.predicted += _mean_square(layer.bias)
+                row.predicted += mean_square(layer.bias)
             if len(self.rows) == 0:
                 _, spread = call._replace(output=x).moments()
                 self.alike = spread.mean().item() / row.entering if row.entering else math.nan
@@ -319,7 +313,7 @@ class _Measurement:
 
     def _gradient(self, row: Row, gradient: Tensor) -> None:
         row.reached = True
-        row.backward = _mean_square(gradient)
+        row.backward = mean_square(gradient)
 
     def pull_back(self, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
         """Send the gradient back, and read that of each weight."""
@@ -332,8 +326,8 @@ class _Measurement:
         for row, (layer, weight) in zip(self.rows, self._weights, strict=True):
             gradient = gradients.get(id(weight))
             if gradient is not None and row.units:
-                row.weight_gradient = _mean_square(gradient)
-                row.twins = _twins(layer, weight.detach(), gradient, self._generator)
+                row.weight_gradient = mean_square(gradient)
+                row.twins = drawn.twins(layer, weight.detach(), gradient, self._generator)
 
 
 def _table(rows: Sequence[Row], findings: tuple[Finding, ...], loss: float) -> Probe:
@@ -378,15 +372,10 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
         return np.where(below > 0, above / below, np.nan)
 
 
-def _mean_square(x: Tensor) -> float:
-    """Mean of the squares of all entries, in double precision."""
-    return (norm(x.detach().flatten(), 0).square() / max(x.numel(), 1)).item()
-
-
 def _reach(layer: nn.Module, x: Tensor, u: Tensor) -> float:
     """Sum of the squares of the inputs that reach one output, averaged over the outputs and the batch."""
     if isinstance(layer, nn.Linear):
-        return layer.in_features * _mean_square(x)
+        return layer.in_features * mean_square(x)
     d = len(layer.kernel_size)
     squares = double(x).square()
     squares = squares.sum(-1 - d) if x.ndim == d + 1 else squares.sum(1).mean(0)  # over channels, and the batch
@@ -402,60 +391,6 @@ def _reach(layer: nn.Module, x: Tensor, u: Tensor) -> float:
         squares = F.pad(squares, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = 0
     return _CONVOLVE[d - 1](squares, ones, padding=padding, **options).mean().item()
-
-
-def _weights(weight: Tensor, generator: torch.Generator) -> Weights:
-    """Moments of the entries of a weight; the fourth from a part of them, for the sampling error alone."""
-    w = weight.detach().flatten()
-    if not len(w):
-        return Weights(0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    part = double(w[:_PART])
-    second, of_part = _mean_square(w), part.square().mean().item()
-    fourth = part.square().square().mean().item() * (second / of_part) ** 2 if of_part else 0.0
-    eps = max(torch.finfo(weight.dtype).eps, 1e-6)
-    least, most = (each.item() for each in w.aminmax())
-    mean = w.mean(dtype=torch.promote_types(w.dtype, torch.float32)).item()
-    return Weights(len(w), mean, second, fourth, least, most, _orthogonal(weight.flatten(1), eps, generator), eps)
-
-
-def _project(matrix: Tensor, generator: torch.Generator, count: int = 4) -> tuple[Tensor, Tensor]:
-    """Random vectors, and what a matrix makes of them, in single precision at least."""
-    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    vectors = torch.randn(matrix.shape[1], count, generator=generator, dtype=matrix.dtype).to(matrix.device)
-    return vectors, matrix @ vectors
-
-
-def _orthogonal(matrix: Tensor, eps: float, generator: torch.Generator) -> bool:
-    """Whether the shorter side of a matrix keeps lengths up to one factor: tried on four random vectors."""
-    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
-    if matrix.shape[1] < 2:
-        return False
-    vectors, images = _project(matrix.detach(), generator)
-    lengths = images.norm(dim=0) / vectors.norm(dim=0)
-    return bool(lengths.min() > 0 and lengths.max() / lengths.min() - 1 < max(1e-4, eps / 2))
-
-
-def _twins(layer: nn.Module, weight: Tensor, gradient: Tensor, generator: torch.Generator) -> int:
-    """Units whose weights, bias and gradient are those of another one."""
-    if getattr(layer, "transposed", False):
-        if layer.groups > 1:
-            return 0
-        weight, gradient = weight.transpose(0, 1), gradient.transpose(0, 1)
-    rows, slopes = weight.detach().flatten(1), gradient.flatten(1)
-    keys, order = _project(rows, generator, 1)[1].flatten().sort()
-    close = (keys.diff().abs() <= 1e-5 * rows.norm(dim=1).max()).nonzero().flatten()  # worth a closer look
-    one, other = order[close], order[close + 1]
-    # Equal units differ by rounding alone, in the gradient more than in the weights.
-    same = _equal(rows[one], rows[other], 1e-6) & _equal(slopes[one], slopes[other], 1e-3)
-    if layer.bias is not None:
-        bias = layer.bias.detach()[:, None]
-        same &= _equal(bias[one], bias[other], 1e-6)
-    return len(torch.cat([one[same], other[same]]).unique())
-
-
-def _equal(one: Tensor, other: Tensor, tolerance: float) -> Tensor:
-    """Which rows are equal within rounding."""
-    return (one - other).norm(dim=1) <= tolerance * torch.maximum(one.norm(dim=1), other.norm(dim=1))
 
 
 def _real(output: object) -> Iterator[Tensor]:
@@ -496,43 +431,6 @@ def _roots(
     return value.detach().double().item(), [value.sum()], [None]
 
 
-def _lost(model: nn.Module, chosen: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
-    """Layers where a weight was filled that is computed anew from others at each call."""
-    found = []
-    for name, module in chosen.items():
-        for hook in module._forward_pre_hooks.values():
-            plain = vars(module).get(getattr(hook, "name", ""))
-            if isinstance(plain, Tensor) and hasattr(hook, "compute_weight"):
-                steps = {"do_power_iteration": False} if hasattr(hook, "n_power_iterations") else {}
-                with torch.no_grad():
-                    computed = double(hook.compute_weight(module, **steps))
-                    off = (double(plain) - computed).norm() / computed.norm()
-                if off > 0.5:  # more than what a few steps of training leave behind
-                    found.append((name, "what was written into it is thrown away at the next call"))
-        g, v = _length_and_direction(module)
-        if v is not None and g.numel() > 1:
-            with torch.no_grad():
-                lengths = double(v).flatten(1).norm(dim=1) / double(g).abs().flatten()
-            drawn = _weights(v, runtime.generator())
-            fits = schemes_of(drawn, fans(module), schemes.torch_default.connections(module))
-            if fits and fits[0] != "torch default" and abs(math.log(lengths.median().item())) > math.log(1.2):
-                found.append((name, f"its direction was drawn by {fits[0]}'s scheme, and its length is another's"))
-    return list(dict(found).items())
-
-
-def _length_and_direction(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """The parameters of weight norm over the first dimension, if a module has them."""
-    own = module._parameters
-    if "weight_g" in own and "weight_v" in own:
-        g, v = own["weight_g"], own["weight_v"]
-    else:
-        parts = getattr(getattr(module, "parametrizations", None), "weight", None)
-        if parts is None or type(parts[0]).__name__ != "_WeightNorm":
-            return None, None
-        g, v = parts.original0, parts.original1
-    return (g, v) if g.numel() == len(v) else (None, None)
-
-
 def _left_behind(rows: Sequence[Row], parametrised: set[str], known: set[str]) -> list[tuple[str, str]]:
     """Parametrised layers that are as torch draws them, in a model whose other layers are not."""
     plain = {row.scheme for row in rows if row.name not in parametrised}
@@ -541,58 +439,3 @@ def _left_behind(rows: Sequence[Row], parametrised: set[str], known: set[str]) -
     why = "it has torch's default scale, and the other layers have not"
     names = [row.name for row in rows if row.name in parametrised and row.scheme == "torch default"]
     return [(name, why) for name in names if name not in known]
-
-
-def _packed(model: nn.Module) -> list[tuple[str, str]]:
-    """Weights of attention and recurrent layers that hold several matrices and are drawn as one."""
-    found = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
-            parts = {"in_proj_weight": 3}
-        elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            keys = [key for key in module._parameters if key.startswith(("weight_ih", "weight_hh"))]
-            hidden = module.hidden_size
-            parts = {key: module._parameters[key].shape[0] // hidden for key in keys}
-        else:
-            continue
-        for key, k in parts.items():
-            weight = module._parameters.get(key)
-            if weight is None or k < 2:
-                continue
-            rows, m = weight.shape
-            n = rows // k
-            drawn = _weights(weight, runtime.generator())
-            apart = f"for {k} matrices of {n} × {m}"
-            one, default = 2 / (m + rows), 1 / (3 * n)
-            if drawn.orthogonal and rows > m:
-                found.append((f"{name}.{key}".lstrip("."), f"its {m} columns are orthogonal as a whole, {apart}"))
-            elif drawn.second > 0 and drawn.off(one) < 4 <= drawn.off(2 / (m + n)) and abs(one / default - 1) > 0.05:
-                found.append(
-                    (f"{name}.{key}".lstrip("."), f"variance {drawn.second:.2g} = 2 / ({m} + {rows}), {apart}")
-                )
-    return found
-
-
-def _copies(model: nn.Module) -> list[tuple[str, ...]]:
-    """Groups of weights whose leading entries are the same random numbers, up to a factor."""
-    heads: dict[object, list[tuple[str, int, Tensor]]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.ndim < 2 or parameter.numel() < 8 or not parameter.is_floating_point():
-            continue
-        head = double(parameter.detach().flatten()[:_LEADING]).cpu()
-        if len(head.unique()) < 0.9 * len(head) or not head.isfinite().all():
-            continue  # not random numbers: zeros, the identity
-        head = head - head.mean()
-        key = _LEADING if len(head) == _LEADING else tuple(parameter.shape)
-        heads.setdefault(key, []).append((name, parameter.data_ptr(), head / head.norm()))
-    groups = []
-    for members in heads.values():
-        stacked = torch.stack([head for _, _, head in members])
-        parallel = (stacked @ stacked.mT).abs() > _PARALLEL
-        done: set[int] = set()
-        for k, alike in enumerate(parallel.tolist()):
-            group = [j for j, same in enumerate(alike) if same and j not in done]
-            if k not in done and len({members[j][1] for j in group}) > 1:
-                groups.append(tuple(members[j][0] for j in group))
-            done.update(group)
-    return groups

@@ -10,8 +10,9 @@ from torch import nn
 from zoo import BROKEN, HEALTHY, ResNet, drawn, encoder, integers, linears, mlp, normal, tied, with_std
 
 from initlib import findings, generator, nets, probe, schemes
+from initlib.drawn import Weights, schemes_of
 from initlib.fans import Fans
-from initlib.findings import CHAPTERS, EXPLAINS, RULES, Facts, Finding, Row, Weights, judge, name_schemes, schemes_of
+from initlib.findings import CHAPTERS, EXPLAINS, RULES, Facts, Finding, Row, judge, name_schemes
 from initlib.follow import Entropy
 
 

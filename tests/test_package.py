@@ -20,7 +20,7 @@ ROOMS = [
     *("runtime", "tables", "fans", "schemes", "model", "layers", "calibrate", "checks", "activations"),
     *("pairs", "meanfield", "weight_free", "signal"),
     *("nets", "sections", "data", "train", "figures"),
-    *("follow", "findings", "probe"),
+    *("follow", "drawn", "findings", "probe"),
 ]
 FOLDER = Path(initlib.__file__).parent
 MODULES = {room: importlib.import_module(f"initlib.{room}") for room in ROOMS}
