@@ -159,6 +159,13 @@ def test_deterministic_weights_are_not_reused_random_numbers():
     assert "reused random numbers" not in kinds(probe(model, normal(64, 32)).findings)
 
 
+def test_weights_that_share_their_mean_are_not_reused_random_numbers():
+    model, g = mlp([32] * 5), generator(1)
+    for layer in linears(model):
+        nn.init.normal_(layer.weight, 0.05, 1e-5, generator=g)
+    assert "reused random numbers" not in kinds(probe(model, normal(64, 32)).findings)
+
+
 def test_tied_weights_are_one_weight():
     assert probe(tied(0, loud=False), integers(50, 8, 16)).findings == ()
 

@@ -226,6 +226,9 @@ BEHIND = {
 def test_activation_behind_a_layer_is_found(case):
     name, function = BEHIND[case]
     model = Then(nn.Linear(5, 6), function)
+    with torch.no_grad():  # one unit that is exactly zero, and one just below: both are dead
+        model.layer.weight[:2] = 0.0
+        model.layer.bias[:2] = torch.tensor([0.0, -1e-3])
     found = probe(model, normal(T, 5))
     assert found.activation == (name,)
     u = model.layer(normal(T, 5)).detach()
