@@ -400,6 +400,14 @@ def test_frozen_layers_have_a_gradient_at_their_output_and_none_at_their_weight(
     assert found.findings == ()
 
 
+def test_frozen_layer_may_be_rectified_in_place():
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2)), normal(T, 4)
+    expected = probe(model, x)
+    found = probe(model.requires_grad_(False), x)
+    np.testing.assert_allclose(found.backward, expected.backward, rtol=1e-6)
+    assert found.activation == expected.activation == ("relu", "")
+
+
 def test_part_without_gradients_is_measured_forward():
     class Backbone(nn.Module):
         def __init__(self):
