@@ -20,6 +20,10 @@ The rooms, lower ones first; none imports a higher one:
 - :mod:`initlib.data`: data of the training experiments
 - :mod:`initlib.train`: seeds × schemes × learning rates, trained at once
 - :mod:`initlib.figures`: the look of the figures
+- :mod:`initlib.follow`: which activation acts on what leaves a layer
+- :mod:`initlib.drawn`: how a weight was drawn, told from its entries
+- :mod:`initlib.findings`: what is wrong with a measured model, in plain language
+- :mod:`initlib.probe`: signal and gradient at each layer of any model
 """
 
 from initlib import activations, calibrate, data, figures, meanfield, nets, schemes
@@ -27,6 +31,7 @@ from initlib.checks import check, check_close, check_exact, check_less, mean_and
 from initlib.fans import Fans, average, fans
 from initlib.layers import layer_moments
 from initlib.model import initialize
+from initlib.probe import probe
 from initlib.runtime import device, generator, rng, seed, sized
 from initlib.schemes import Scheme, constant
 from initlib.signal import propagate
@@ -57,6 +62,7 @@ __all__ = [
     "mean_and_se",
     "meanfield",
     "nets",
+    "probe",
     "propagate",
     "rng",
     "schemes",

@@ -61,10 +61,10 @@ class Call(NamedTuple):
     @property
     def samples(self) -> int:
         """Samples of each unit."""
-        return math.prod(self.output.shape[: self._unit] + self.output.shape[self._unit + 1 :])
+        return math.prod(self.output.shape[: self.unit] + self.output.shape[self.unit + 1 :])
 
     @property
-    def _unit(self) -> int:
+    def unit(self) -> int:
         """Dimension of the output that counts units."""
         return self.output.ndim - 1 - len(getattr(self.module, "kernel_size", ()))
 
@@ -84,7 +84,7 @@ class Call(NamedTuple):
             raise TypeError(f"layer {self.name!r} must return a real tensor, got {what}: leave it out with layers=")
         if self.samples == 0:
             raise ValueError(f"batch gives layer {self.name!r} no sample: an output of shape {tuple(u.shape)}")
-        dimensions = [d for d in range(u.ndim) if d != self._unit]
+        dimensions = [d for d in range(u.ndim) if d != self.unit]
         u = double(u.detach())
         if not dimensions:  # one sample, given without a batch dimension
             return u, torch.zeros_like(u)
@@ -342,7 +342,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
     dicts = [each for m in model.modules() for each in (vars(m), m._parameters, m._buffers, m._modules)]
-    attributes = [(now, dict(now)) for now in dicts]
+    attributes = [(now, dict(now)) for now in dicts if isinstance(now, dict)]  # a scripted module has other ones
     with _random_states():
         try:
             for parameter in model.parameters():

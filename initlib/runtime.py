@@ -174,6 +174,16 @@ def norm(x: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=dim, dtype=torch.float64)
 
 
+def mean_square(x: torch.Tensor) -> float:
+    """Mean of the squares of all entries, in double precision; 0 if there are none.
+
+    Notes
+    -----
+    Introduced in chapter 16.
+    """
+    return (norm(x.detach().flatten(), 0).square() / max(x.numel(), 1)).item()
+
+
 def check_count(name: str, value: int) -> None:
     """Raise the error of an argument that must be a positive integer.
 

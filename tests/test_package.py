@@ -20,6 +20,7 @@ ROOMS = [
     *("runtime", "tables", "fans", "schemes", "model", "layers", "calibrate", "checks", "activations"),
     *("pairs", "meanfield", "weight_free", "signal"),
     *("nets", "sections", "data", "train", "figures"),
+    *("follow", "drawn", "findings", "probe"),
 ]
 FOLDER = Path(initlib.__file__).parent
 MODULES = {room: importlib.import_module(f"initlib.{room}") for room in ROOMS}
@@ -66,7 +67,7 @@ def imported_rooms(room):
 
 
 def test_rooms_are_all_modules_and_are_listed_in_order():
-    assert sorted(ROOMS) == sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+    assert sorted(ROOMS) == sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
     listed = re.findall(r"^- :mod:`initlib\.(\w+)`", initlib.__doc__, re.MULTILINE)
     assert listed == ROOMS
 

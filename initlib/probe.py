@@ -1,0 +1,441 @@
+r"""One look into any model: how large its signals and gradients are, layer by layer, and what its initialisation says.
+
+The batch goes forward once and a gradient comes back once. At each linear layer and convolution the moments of the
+book are read off; :mod:`initlib.findings` judges them.
+"""
+
+import dataclasses
+import html
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from initlib import drawn, figures, runtime, schemes
+from initlib.fans import fans
+from initlib.findings import Facts, Finding, Row, judge, name_schemes
+from initlib.follow import RECTIFIERS, SATURATED, Follow, Path
+from initlib.layers import Batch, Call, run, select, watch
+from initlib.runtime import double, mean_square
+from initlib.tables import Table
+
+_CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Probe(Table):
+    r"""What :func:`probe` measured, a row for each call of a layer; prints as a table with its findings.
+
+    All arrays have shape (calls,); NaN where nothing could be measured.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The layers in the order of their calls; from the second call of a layer on, its number stands behind the name.
+    forward, mean_squared, variance : arrays
+        Second moment of the pre-activations, :math:`E[u^2]`, the squared sample mean and the sample variance.
+    predicted : array
+        What the second moment is on average for independent weights of this variance, from what enters the layer:
+        :math:`m\,\sigma_w^2\,E[x^2] + E[b^2]`, borders of zeros counted.
+    dead : array
+        Share of units that the rectifier behind the layer makes zero for every sample.
+    saturated : array
+        Share of unit-sample pairs where the bounded activation behind the layer has less than 5 % of its slope.
+    backward : array
+        Second moment of :math:`\partial\ell/\partial u`.
+    weight, weight_gradient : arrays
+        Root mean square of the weights and of :math:`\partial\ell/\partial w`.
+    scheme, activation : tuple of str
+        The scheme of the book that fits the weights (``"none"``: none does), and the activation that follows.
+    findings : tuple of Finding
+        What is wrong, causes before symptoms.
+    loss : float
+        The value of the loss that was given; NaN for the random read-out.
+
+    Notes
+    -----
+    Introduced in chapter 16.
+    """
+
+    names: tuple[str, ...] = ()
+    forward: np.ndarray = None
+    mean_squared: np.ndarray = None
+    variance: np.ndarray = None
+    predicted: np.ndarray = None
+    dead: np.ndarray = None
+    saturated: np.ndarray = None
+    backward: np.ndarray = None
+    weight: np.ndarray = None
+    weight_gradient: np.ndarray = None
+    scheme: tuple[str, ...] = ()
+    activation: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    loss: float = math.nan
+
+    def __str__(self) -> str:
+        parts = [textwrap.fill(f"! {finding}", 100, subsequent_indent="  ") for finding in self.findings]
+        return "\n\n".join([super().__str__(), *(parts or ["Nothing found."])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = [f"<li>{html.escape(str(finding))}</li>" for finding in self.findings]
+        shown = f'<ul class="il-findings">{"".join(parts)}</ul>' if parts else "<p>Nothing found.</p>"
+        return super()._repr_html_() + shown
+
+    def to_dict(self) -> dict[str, object]:
+        """Columns and findings as lists, numbers and strings."""
+        columns = {name: list(getattr(self, name)) for name in ("names", "scheme", "activation")}
+        numbers = {name: [float(value) for value in getattr(self, name)] for name in _NUMBERS}
+        found = [dataclasses.asdict(finding) for finding in self.findings]
+        return columns | numbers | {"loss": self.loss, "findings": found}
+
+    def to_pandas(self):
+        """A ``pandas.DataFrame`` with a row a call, indexed by name.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("Probe.to_pandas needs pandas: pip install pandas") from error
+        columns = {name: getattr(self, name) for name in (*_NUMBERS, "scheme", "activation")}
+        return pd.DataFrame(columns, index=pd.Index(self.names, name="layer"))
+
+    def plot(self) -> Figure:
+        """Second moment, sample variance and gradient by layer, one above the other."""
+        fig, axes = figures.subplots(3, 1, height=7.0, width=5.0, sharex=True)
+        x = np.arange(len(self.names))
+        panels = {
+            "second moment $E[u^2]$": self.forward,
+            "sample variance": self.variance,
+            r"gradient $E[(\partial\ell/\partial u)^2]$": self.backward,
+        }
+        for k, (ax, (label, values)) in enumerate(zip(axes, panels.items(), strict=True)):
+            shown = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+            if k == 0:
+                known = np.where(np.isfinite(self.predicted) & (self.predicted > 0), self.predicted, np.nan)
+                figures.theory(ax, x, known, "predicted from what enters", color=figures.COLORS[1])
+            style = {"marker": figures.MARKERS[k], "color": figures.COLORS[0], "linestyle": "none", "zorder": 3}
+            ax.plot(x, shown, label="measured", **style)
+            if np.isfinite(shown).any():
+                ax.set_yscale("log")
+                ax.set_ylim(np.nanmin(shown) / 5, np.nanmax(shown) * 5)  # a decade at least
+            ax.set_ylabel(label)
+        axes[0].legend()
+        if len(x) <= 12:
+            axes[-1].set_xticks(x, self.names, rotation=90 if max(map(len, self.names)) > 3 else 0)
+        else:
+            axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[-1].set_xlabel("layer, in the order of the calls")
+        return fig
+
+
+_NUMBERS = (
+    "forward", "mean_squared", "variance", "predicted", "dead", "saturated", "backward", "weight", "weight_gradient"
+)  # fmt: skip
+
+
+def probe(
+    model: nn.Module,
+    batch: Batch,
+    loss: Callable[[object], Tensor] | None = None,
+    *,
+    layers: str | Sequence[str] = "*",
+    seed: int = 0,
+) -> Probe:
+    r"""Measure signal and gradient at each layer of a model, and say what is wrong with its initialisation.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Any model with linear layers or convolutions, in the mode in which it is to be looked at.
+    batch : Tensor, tuple or dict
+        Argument of the model, its positional arguments, or its keyword arguments.
+    loss : callable, optional
+        Gets what the model returns, gives a scalar. Left out: a random linear read-out of all real tensors that
+        the model returns, summed over samples, with coefficients from :math:`N(0, 1)`. Then the gradients are those
+        of :func:`initlib.signal.propagate`; a weight's gradient is a sum over the samples.
+    layers : str or sequence of str
+        Names of layers, with wildcards as in file names: all of them if left out.
+    seed : int
+        Number of the random read-out, see :func:`initlib.runtime.seed`.
+
+    Returns
+    -------
+    Probe
+
+    Raises
+    ------
+    TypeError
+        If ``model``, ``batch`` or ``layers`` is not as described, or ``loss`` is not callable or gives no tensor.
+    ValueError
+        If the model has no such layer or calls none of them, is lazy, or the batch is empty; if the model returns no
+        real tensor and no loss is given; if the loss is not a scalar, or depends on nothing that can be learnt.
+
+    Notes
+    -----
+    The model runs forward once and backward once. Parameters, gradients, buffers, modes, hooks, the batch and the
+    global random state are afterwards what they were, also if something raises.
+
+    An activation is found behind a layer if only normalisation, dropout, pooling, changes of shape, or products and
+    sums with numbers and parameters lie between, and if torch shows its call: not in a scripted part of a model.
+
+    Introduced in chapter 16.
+
+    Examples
+    --------
+    >>> from initlib import generator, initialize, nets
+    >>> model = nets.mlp([64] * 5 + [10])
+    >>> _ = initialize(model, "he_normal", generator=generator(1))
+    >>> found = probe(model, torch.randn(100, 64, generator=generator(2)))
+    >>> found.scheme
+    ('he', 'he', 'he', 'he', 'he')
+    >>> found.findings
+    ()
+    """
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function of what the model returns, got {type(loss).__name__}")
+    chosen = select(model, layers)
+    facts = Facts(lost=drawn.lost(model, chosen), packed=drawn.packed(model), copies=drawn.copies(model))
+    measured = _Measurement(seed)
+    with torch.inference_mode(False), torch.enable_grad(), watch(model, measured.note, layers=layers):
+        with measured.follow:
+            output = run(model, batch)
+            if not measured.rows:
+                raise ValueError("model calls none of its layers " + ", ".join(map(repr, chosen)))
+            measured.open = False  # a layer that is called again on the way back, by a checkpoint, has its row
+            value, roots, seeds = _roots(output, loss, seed)
+        del output
+        measured.pull_back(roots, seeds)
+    name_schemes(measured.rows)
+    parametrised = {name for name, module in chosen.items() if module._parameters.get("weight") is None}
+    facts.lost += _left_behind(measured.rows, parametrised, {name for name, _ in facts.lost})
+    called = {row.name for row in measured.rows}
+    facts.not_called = [
+        name for name, module in chosen.items() if name not in called and id(module.weight) not in measured.follow.used
+    ]
+    tables = {id(module.weight): name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    facts.tied = {name: tables[id(module.weight)] for name, module in chosen.items() if id(module.weight) in tables}
+    facts.entropies = measured.follow.entropies
+    facts.alike = measured.alike
+    return _table(measured.rows, judge(measured.rows, facts), value)
+
+
+class _Measurement:
+    """Collects the rows while a model runs forward and back."""
+
+    def __init__(self, seed: int):
+        self.rows: list[Row] = []
+        self.follow = Follow(self._activation, self._normalised)
+        self.open = True
+        self.alike = math.nan
+        self._generator = runtime.generator(seed)
+        self._weights: list[tuple[nn.Module, Tensor]] = []  # by row
+        self._leaves: list[Tensor] = []  # what leaves frozen layers below which nothing is learnt
+
+    def note(self, call: Call) -> Tensor | None:
+        """The moments of one call; the gradient is read when it comes."""
+        with torch._C.DisableTorchFunction():
+            u = call.output
+            replaced = None
+            if isinstance(u, Tensor) and u.is_floating_point() and not u.requires_grad and torch.is_grad_enabled():
+                leaf = u.detach().requires_grad_()
+                u = replaced = leaf.clone()  # a leaf must not be changed in place
+            if not self.open:
+                return replaced
+            if replaced is not None:
+                self._leaves.append(leaf)
+            row = self._measure(call)
+            self.rows.append(row)
+            if u.requires_grad:
+                u.register_hook(lambda gradient: self._gradient(row, gradient))
+        self.follow.track(u, row, call.unit)
+        return replaced
+
+    def _measure(self, call: Call) -> Row:
+        u, layer, row = call.output, call.module, Row(call.label, reached=False)
+        empty = isinstance(u, Tensor) and u.shape[call.unit] == 0
+        if not empty:
+            mean, variance = call.moments()
+        weight = self.follow.weights.get(u)
+        weight = layer.weight if weight is None else weight
+        self._weights.append((layer, weight))
+        row.trained = weight.requires_grad
+        if empty:
+            return row
+        u = u.detach()
+        row.units, row.samples, row.dtype = len(mean), call.samples, u.dtype
+        row.mean_squared, row.variance = mean.square().mean().item(), variance.mean().item()
+        row.forward = row.mean_squared + row.variance
+        row.largest = max(abs(each.item()) for each in u.aminmax())
+        row.fans = fans(layer)
+        found = drawn.weigh(weight, self._generator)
+        row.weight = found.second
+        row.fits = drawn.schemes_of(found, row.fans, schemes.torch_default.connections(layer))
+        x = call.args[0] if call.args else call.kwargs.get("input")
+        if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
+            x = x.detach()
+            row.entering = mean_square(x)
+            row.predicted = found.second * _reach(layer, x, u)
+            if layer.bias is not None:
+                row.predicted += mean_square(layer.bias)
+            if len(self.rows) == 0:
+                _, spread = call._replace(output=x).moments()
+                self.alike = spread.mean().item() / row.entering if row.entering else math.nan
+        return row
+
+    def _normalised(self, path: Path) -> None:
+        path.source.normalised = True
+
+    def _activation(self, path: Path, name: str, u: Tensor) -> None:
+        row = path.source
+        if row.activation or not u.numel():
+            return
+        row.activation = name
+        u = u.detach()
+        if name in RECTIFIERS and path.unit is not None:
+            off = (u <= 0).movedim(path.unit, 0).flatten(1)
+            row.dead = off.all(1).double().mean().item()
+        elif name in SATURATED:
+            row.saturated = (u.abs() > SATURATED[name]).double().mean().item()
+
+    def _gradient(self, row: Row, gradient: Tensor) -> None:
+        row.reached = True
+        row.backward = mean_square(gradient)
+
+    def pull_back(self, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
+        """Send the gradient back, and read that of each weight."""
+        wanted = {id(weight): weight for _, weight in self._weights if weight.requires_grad}
+        inputs = [*wanted.values(), *self._leaves]
+        if not (roots and inputs):
+            return
+        found = torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
+        gradients = dict(zip(wanted, found, strict=False))
+        for row, (layer, weight) in zip(self.rows, self._weights, strict=True):
+            gradient = gradients.get(id(weight))
+            if gradient is not None and row.units:
+                row.weight_gradient = mean_square(gradient)
+                row.twins = drawn.twins(layer, weight.detach(), gradient, self._generator)
+
+
+def _table(rows: Sequence[Row], findings: tuple[Finding, ...], loss: float) -> Probe:
+    numbers = {name: np.array([getattr(row, name) for row in rows]) for name in _NUMBERS}
+    for name in ("weight", "weight_gradient"):
+        numbers[name] = np.sqrt(numbers[name])
+    shown = {
+        "layer": [row.name for row in rows],
+        "E[u²]": numbers["forward"],
+        "measured /\npredicted": _ratio(numbers["forward"], numbers["predicted"]),
+        "sample\nvariance": numbers["variance"],
+        "dead": numbers["dead"],
+        "satu-\nrated": numbers["saturated"],
+        "gradient²": numbers["backward"],
+        "weight": numbers["weight"],
+        "gradient\n/ weight": _ratio(numbers["weight_gradient"], numbers["weight"]),
+        "scheme": [row.scheme for row in rows],
+    }
+    shown = {header: [_cell(value) for value in column] for header, column in shown.items()}
+    shown = {header: column for header, column in shown.items() if any(value is not None for value in column)}
+    return Probe(
+        tuple(shown),
+        [tuple(row) for row in zip(*shown.values(), strict=True)],
+        names=tuple(row.name for row in rows),
+        scheme=tuple(row.scheme for row in rows),
+        activation=tuple(row.activation for row in rows),
+        findings=findings,
+        loss=loss,
+        **numbers,
+    )
+
+
+def _cell(value: object) -> object:
+    """A string as it is; a number with three digits; nothing for NaN."""
+    if isinstance(value, str):
+        return value
+    return None if math.isnan(value) else float(f"{value:.3g}")
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(below > 0, above / below, np.nan)
+
+
+def _reach(layer: nn.Module, x: Tensor, u: Tensor) -> float:
+    """Sum of the squares of the inputs that reach one output, averaged over the outputs and the batch."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features * mean_square(x)
+    d = len(layer.kernel_size)
+    squares = double(x).square()
+    squares = squares.sum(-1 - d) if x.ndim == d + 1 else squares.sum(1).mean(0)  # over channels, and the batch
+    squares = squares[None, None] / layer.groups
+    ones = squares.new_ones(1, 1, *layer.kernel_size)
+    options = {"stride": layer.stride, "dilation": layer.dilation}
+    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+        plain = _TRANSPOSED[d - 1](squares, ones, padding=layer.padding, **options)
+        more = [size - had for size, had in zip(u.shape[-d:], plain.shape[-d:], strict=True)]
+        return _TRANSPOSED[d - 1](squares, ones, padding=layer.padding, output_padding=more, **options).mean().item()
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        squares = F.pad(squares, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        padding = 0
+    return _CONVOLVE[d - 1](squares, ones, padding=padding, **options).mean().item()
+
+
+def _real(output: object) -> Iterator[Tensor]:
+    """The real tensors in what a model returns."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point() and output.numel():
+            yield output
+    elif isinstance(output, Mapping):
+        for each in output.values():
+            yield from _real(each)
+    elif isinstance(output, list | tuple):
+        for each in output:
+            yield from _real(each)
+    elif dataclasses.is_dataclass(output) or hasattr(output, "__dict__"):
+        for each in vars(output).values():
+            yield from _real(each)
+
+
+def _roots(
+    output: object, loss: Callable[[object], Tensor] | None, seed: int
+) -> tuple[float, list[Tensor], list[Tensor | None]]:
+    """Value of the loss, and the tensors that the gradient starts from with the gradient at each."""
+    if loss is None:
+        tensors = list({id(each): each for each in _real(output)}.values())
+        if not tensors:
+            raise ValueError(f"model returns no real tensor, got {type(output).__name__}: give a loss")
+        generator = runtime.generator(seed)
+        roots = [each for each in tensors if each.requires_grad]
+        draws = [torch.randn(each.shape, generator=generator).to(each) for each in roots]
+        return math.nan, roots, draws
+    value = loss(output)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"loss must give a tensor, got {type(value).__name__}")
+    if value.numel() != 1 or not value.is_floating_point():
+        raise ValueError(f"loss must give one real number, got shape {tuple(value.shape)} and {value.dtype}")
+    if not value.requires_grad:
+        raise ValueError("loss must depend on the parameters through functions that torch can differentiate")
+    return value.detach().double().item(), [value.sum()], [None]
+
+
+def _left_behind(rows: Sequence[Row], parametrised: set[str], known: set[str]) -> list[tuple[str, str]]:
+    """Parametrised layers that are as torch draws them, in a model whose other layers are not."""
+    plain = {row.scheme for row in rows if row.name not in parametrised}
+    if not plain & {"he", "lecun", "glorot", "orthogonal"} or "torch default" in plain:
+        return []
+    why = "it has torch's default scale, and the other layers have not"
+    names = [row.name for row in rows if row.name in parametrised and row.scheme == "torch default"]
+    return [(name, why) for name in names if name not in known]
