@@ -23,6 +23,8 @@ from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from initlib.runtime import check_positive
+
 #: An activation: a name, a module, or a function of torch tensors that acts on each entry by itself.
 Activation = str | nn.Module | Callable[[Tensor], Tensor]
 
@@ -255,7 +257,8 @@ def variance_map(activation: Activation, q: ArrayLike, *, gain: float = 1.0, bia
     -----
     Introduced in chapter 07.
     """
-    check_scale(gain, bias_std)
+    check_positive("gain", gain)
+    check_positive("bias_std", bias_std, zero=True)
     return gain**2 * moments(activation, q).second + bias_std**2
 
 
@@ -279,7 +282,7 @@ def variance_map_slope(activation: Activation, q: ArrayLike, *, gain: float = 1.
     -----
     Introduced in chapter 07.
     """
-    check_scale(gain, 0.0)
+    check_positive("gain", gain)
     return gain**2 * moments(activation, q).second_slope
 
 
@@ -329,7 +332,8 @@ def fixed_points(
     >>> fixed_points("relu", gain=2**0.5)[0].kind
     'neutral'
     """
-    check_scale(gain, bias_std)
+    check_positive("gain", gain)
+    check_positive("bias_std", bias_std, zero=True)
     low, high = _check_search(search)
     # An even number of points, so that the middle, where a fixed point often is, is none of them.
     grid = np.geomspace(low, high, 2 * max(4, math.ceil(4 * math.log10(high / low))) + 2)
@@ -398,31 +402,6 @@ def prepared(activation: Activation, q: ArrayLike) -> Iterator[tuple[Callable[[n
         value_size, slope_size = (size.min() for size in _sizes(function, distinct))
         kinks = np.unique(_kinks(function, _panels(distinct), value_size, slope_size))
         yield lambda u: _evaluate(function, u), kinks
-
-
-def check_scale(gain: float, bias_std: float) -> None:
-    """Raise the error of a gain that is not positive, or of biases whose standard deviation is negative.
-
-    Parameters
-    ----------
-    gain, bias_std : float
-        As for :func:`variance_map`.
-
-    Raises
-    ------
-    TypeError
-        If either is not a number.
-    ValueError
-        If either is out of its range or not finite.
-
-    Notes
-    -----
-    Introduced in chapter 07.
-    """
-    if not (math.isfinite(gain) and gain > 0):
-        raise ValueError(f"gain must be positive and finite, got {gain!r}")
-    if not (math.isfinite(bias_std) and bias_std >= 0):
-        raise ValueError(f"bias_std must be finite and not negative, got {bias_std!r}")
 
 
 @contextmanager

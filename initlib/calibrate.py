@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from initlib import schemes
 from initlib.layers import Batch, Call, LayerMoments, layer_moments, run, select, watch
-from initlib.runtime import check_count, double
+from initlib.runtime import check_count, check_positive, double
 from initlib.tables import Table
 
 # How far from its target, relative to it, a corrected layer may be: rounding in half precision stays far below.
@@ -101,7 +100,7 @@ def scale_only(
 
     Introduced in chapter 10.
     """
-    _check_positive("target", target)
+    check_positive("target", target)
 
     def rule(call: Call) -> _Step:
         mean, _, second = _moments(call)
@@ -167,7 +166,7 @@ def lsuv(
 
     Introduced in chapter 10.
     """
-    _check_positive("tolerance", tolerance)
+    check_positive("tolerance", tolerance)
     check_count("iterations", iterations)
 
     def rule(call: Call) -> _Step:
@@ -230,7 +229,7 @@ def scale_and_bias(
 
     Introduced in chapter 10.
     """
-    _check_positive("target", target)
+    check_positive("target", target)
 
     def rule(call: Call) -> _Step:
         mean, variance, second = _moments(call)
@@ -482,10 +481,3 @@ def _report(before: LayerMoments, after: LayerMoments, calls: dict[str, tuple[st
     )
     rows = [tuple(row) for row in zip(names, *(map(float, column) for column in columns), counts, done, strict=True)]
     return Calibration(headers, rows, tuple(names), *moments, np.array(counts), done)
-
-
-def _check_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")

@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
 from initlib import activations, pairs
-from initlib.activations import Activation, check_scale, prepared
-from initlib.runtime import check_count
+from initlib.activations import Activation, prepared
+from initlib.runtime import check_count, check_positive
 
 # What is closer than this to one counts as one.
 _CRITICAL = 1e-9
@@ -179,7 +179,8 @@ def correlation_map(
     >>> correlation_map("relu", [-1.0, 0.0, 1.0]).round(8).tolist()  # 0, 1/pi, 1
     [0.0, 0.31830989, 1.0]
     """
-    check_scale(gain, bias_std)
+    check_positive("gain", gain)
+    check_positive("bias_std", bias_std, zero=True)
     of = pairs.normal(activation, rho, q)
     return 1 - gain**2 * of.apart / _next_second(of.second, gain, bias_std)
 
@@ -213,7 +214,8 @@ def correlation_map_slope(
 
     Introduced in chapter 08.
     """
-    check_scale(gain, bias_std)
+    check_positive("gain", gain)
+    check_positive("bias_std", bias_std, zero=True)
     activations.moments(activation, q)  # looks at the derivative, too
     of = pairs.normal(activation, rho, q)
     product = of.derivative_second - of.derivative_apart
@@ -316,7 +318,8 @@ def sample_moments(
     [0.0, 0.31831, 0.493731]
     """
     check_count("depth", depth)
-    check_scale(gain, bias_std)
+    check_positive("gain", gain)
+    check_positive("bias_std", bias_std, zero=True)
     if samples is not None:
         check_count("samples", samples)
     share = 0.0 if samples is None else 1 / samples  # 1/T
@@ -479,7 +482,7 @@ def critical_gain(activation: Activation, bias_std: float = 0.0) -> float:
     >>> round(critical_gain("tanh", 0.05**0.5) ** 2, 5), round(critical_gain("tanh"), 6)
     (1.76095, 1.0)
     """
-    check_scale(1.0, bias_std)
+    check_positive("bias_std", bias_std, zero=True)
     low = bias_std**2 or 1e-5
     high = 1e5 * max(1.0, low)
     grid = np.geomspace(low, high, 8 * math.ceil(math.log10(high / low)))

@@ -4,7 +4,6 @@ They are drawn as torch draws them; :func:`initlib.model.initialize` or an arm o
 :func:`initlib.train.train` gives them the weights that an experiment asks for.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 
 from initlib import activations
 from initlib.activations import Activation
-from initlib.runtime import check_count
+from initlib.runtime import check_count, check_positive
 
 
 class Elementwise(nn.Module):
@@ -318,24 +317,10 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """The network that :func:`transformer` builds."""
 
-    def __init__(
-        self,
-        vocabulary: int,
-        context: int,
-        width: int,
-        blocks: int,
-        heads: int,
-        norm: str,
-        skip: float,
-        causal: bool,
-        tied: bool,
-        activation: Activation,
-    ):
+    def __init__(self, vocabulary: int, context: int, width: int, blocks: nn.Sequential, norm: nn.Module, tied: bool):
         super().__init__()
         self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        made = (TransformerBlock(width, heads, norm, skip, causal, activation) for _ in range(blocks))
-        self.blocks = nn.Sequential(*made)
-        self.norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
+        self.blocks, self.norm = blocks, norm
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tied:
             self.head.weight = self.token.weight
@@ -416,13 +401,12 @@ def transformer(
         raise ValueError(f"heads must divide width {width}, got {heads}")
     if norm not in ("pre", "post"):
         raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}")
-    if isinstance(skip, bool) or not isinstance(skip, int | float):
-        raise TypeError(f"skip must be a number, got {skip!r}")
-    if not 0 < skip < math.inf:
-        raise ValueError(f"skip must be positive and finite, got {skip!r}")
+    check_positive("skip", skip)
     _check_flag("causal", causal)
     _check_flag("tied", tied)
-    return Transformer(vocabulary, context, width, blocks, heads, norm, skip, causal, tied, activation)
+    made = (TransformerBlock(width, heads, norm, skip, causal, activation) for _ in range(blocks))
+    last = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
+    return Transformer(vocabulary, context, width, nn.Sequential(*made), last, tied)
 
 
 def _unit(conv: nn.Module, normalize: bool, activation: Activation) -> nn.Sequential:

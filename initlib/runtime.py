@@ -8,9 +8,11 @@ Two environment variables govern every experiment of the book (:mod:`initlib.dat
     An integer (0 if unset) that shifts every seed of the book at once.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import TypeVar
 
 import numpy as np
@@ -208,3 +210,32 @@ def check_count(name: str, value: int) -> None:
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_positive(name: str, value: float, *, zero: bool = False) -> None:
+    """Raise the error of an argument that must be a positive number.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument.
+    value : float
+    zero : bool
+        Whether zero is allowed, too.
+
+    Raises
+    ------
+    TypeError
+        If ``value`` is not a real number.
+    ValueError
+        If it is negative, zero or not finite.
+
+    Notes
+    -----
+    Introduced in chapter 03.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+        wanted = "finite and not negative" if zero else "positive and finite"
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")

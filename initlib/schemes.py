@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from initlib.fans import Fans, average, fans
+from initlib.runtime import check_positive
 from initlib.tables import Table
 
 #: Standard deviation of a standard normal that is cut at ±2: 0.87962566.
@@ -170,8 +171,8 @@ class Scheme(Initializer):
 
     Raises
     ------
-    ValueError
-        If the gain is not positive and finite, or a name is unknown.
+    TypeError, ValueError
+        If the gain is not a number, or not positive and finite; ValueError also if a name is unknown.
 
     Notes
     -----
@@ -189,7 +190,7 @@ class Scheme(Initializer):
     source: str = ""
 
     def __post_init__(self):
-        _check_gain(self.gain)
+        check_positive("gain", self.gain)
         average(1, 1, self.average)
         if self.distribution not in DISTRIBUTIONS:
             raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {self.distribution!r}")
@@ -272,7 +273,7 @@ class Orthogonal(Initializer):
     source: str = "saxe2014exact"
 
     def __post_init__(self):
-        _check_gain(self.gain)
+        check_positive("gain", self.gain)
 
     def variance(self, n_in: float, n_out: float) -> float:
         r"""Variance of one entry of a linear layer's matrix, :math:`g^2/\max(m, n)`."""
@@ -342,11 +343,6 @@ class TorchDefault(Initializer):
         else:
             bound = 1 / math.sqrt(connections.n_in)
             weight.uniform_(-bound, bound, generator=generator)
-
-
-def _check_gain(gain: float) -> None:
-    if not (math.isfinite(gain) and gain > 0):
-        raise ValueError(f"gain must be positive and finite, got {gain!r}")
 
 
 def _check_fans(n_in: float, n_out: float) -> None:

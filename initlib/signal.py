@@ -27,7 +27,7 @@ from initlib import activations, runtime, schemes
 from initlib.activations import Activation
 from initlib.checks import mean_and_se
 from initlib.fans import Fans
-from initlib.runtime import check_count, norm
+from initlib.runtime import check_count, check_positive, norm
 from initlib.schemes import Initializer, Scheme
 from initlib.weight_free import WeightFree
 
@@ -210,8 +210,7 @@ def propagate(
     activation = activations.get(activation)
     if observe is not None and not isinstance(observe, Mapping):
         raise TypeError(f"observe must map names to callables, got {type(observe).__name__}")
-    if not 0 <= bias_std < float("inf"):
-        raise ValueError(f"bias_std must be finite and not negative, got {bias_std!r}")
+    check_positive("bias_std", bias_std, zero=True)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
     if not dtype.is_floating_point:

@@ -150,6 +150,32 @@ def test_count_that_is_no_integer_is_refused_and_named(value):
         runtime.check_count("networks", value)
 
 
+@pytest.mark.parametrize("value", [1, 1e-300, 0.5, np.float64(2), np.float32(3), np.int64(4)])
+def test_positive_numbers_are_let_through(value):
+    assert runtime.check_positive("gain", value) is None
+    assert runtime.check_positive("gain", value, zero=True) is None
+
+
+@pytest.mark.parametrize("value", [0, -1.5, math.nan, math.inf, -math.inf, np.float64(-1)])
+def test_number_that_is_not_positive_is_refused_and_named(value):
+    with pytest.raises(ValueError, match=f"^gain must be positive and finite, got {re.escape(repr(value))}$"):
+        runtime.check_positive("gain", value)
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+def test_zero_is_let_through_where_it_is_allowed(value):
+    assert runtime.check_positive("bias_std", 0.0, zero=True) is None
+    with pytest.raises(ValueError, match=f"^bias_std must be finite and not negative, got {value}$"):
+        runtime.check_positive("bias_std", value, zero=True)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, "1", None, [1.0], 1j, torch.tensor(1.0)])
+def test_positive_number_that_is_none_is_refused_and_named(value):
+    for zero in (False, True):
+        with pytest.raises(TypeError, match=f"^gain must be a number, got {re.escape(repr(value))}$"):
+            runtime.check_positive("gain", value, zero=zero)
+
+
 def threads():
     """Numbers of threads of torch, and of every library of linear algebra that is loaded."""
     return torch.get_num_threads(), [(pool["filepath"], pool["num_threads"]) for pool in threadpool_info()]

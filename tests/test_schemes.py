@@ -430,6 +430,12 @@ def test_gain_must_be_positive_and_finite(kind, gain):
     assert str(caught.value) == f"gain must be positive and finite, got {gain!r}"
 
 
+@pytest.mark.parametrize("kind", [Scheme, schemes.Orthogonal])
+def test_gain_must_be_a_number(kind):
+    with pytest.raises(TypeError, match=r"^gain must be a number, got 'relu'$"):
+        kind("mine", gain="relu")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_constant_must_be_finite(value):
     with pytest.raises(ValueError, match="value must be finite"):
