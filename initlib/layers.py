@@ -86,8 +86,8 @@ class Call(NamedTuple):
             raise ValueError(f"batch gives layer {self.name!r} no sample: an output of shape {tuple(u.shape)}")
         dimensions = [d for d in range(u.ndim) if d != self.unit]
         u = double(u.detach())
-        if not dimensions:  # one sample, given without a batch dimension
-            return u, torch.zeros_like(u)
+        if not dimensions or not u.numel():  # one sample, given without a batch dimension; no units
+            return u.flatten(), torch.zeros_like(u).flatten()
         variance, mean = torch.var_mean(u, dimensions, correction=0)
         return mean, variance
 

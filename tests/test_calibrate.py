@@ -644,11 +644,35 @@ def test_one_sample(shape):
     scale_and_bias(drawn(nn.Conv2d(1, 2, 3)), normal(1, 1, 5, 5))  # one image has many positions
 
 
-def test_empty_layer_is_left():
+@every
+def test_empty_layers_are_left(method):
     with pytest.warns(UserWarning, match="zero-element"):
-        empty = nn.Linear(0, 5)
-    model = nn.Sequential(empty, nn.Linear(5, 3))
+        model = nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 0))
+    found = apply(method, model, normal(T, 5))
+    assert found.iterations.tolist() == [1, 0]
+    assert found.done[1] == "left: it has no weights"
+    assert np.isnan(found.after.forward[1])
+
+
+def test_layer_that_reads_nothing_is_left():
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = nn.Sequential(nn.Linear(0, 5), nn.Linear(5, 3))
     assert scale_only(model, torch.empty(4, 0)).done[0] == "left: it has no weights"
+
+
+@every
+def test_normalisation_without_weights_is_no_obstacle(method):
+    norms = (
+        nn.BatchNorm2d(6, affine=False),
+        nn.GroupNorm(2, 6, affine=False),
+        nn.LayerNorm(96, elementwise_affine=False),
+    )
+    layers = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 6, 3), nn.Linear(96, 4)
+    model = nn.Sequential(layers[0], norms[0], nn.ReLU(), layers[1], norms[1], nn.Flatten(), norms[2], layers[2])
+    found = apply(method, drawn(model), normal(8, 2, 8, 8))
+    assert found.names == ("0", "3", "7")
+    assert found.iterations.tolist() == [1, 1, 1]
+    assert_met(method, layer_moments(model, normal(8, 2, 8, 8)))
 
 
 # --- nothing else changes ---------------------------------------------------------------------
