@@ -5,14 +5,13 @@ it; and it shows what was drawn once and used twice, drawn as one matrix and use
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from initlib import runtime, schemes
-from initlib.fans import Fans, fans
+from initlib.fans import Fans
 from initlib.runtime import double, mean_square
 
 #: Standard errors by which a number must be off before it counts: about once in 16,000 by chance.
@@ -21,8 +20,9 @@ ERRORS = 4.0
 # How many leading entries of two weights are compared, and how parallel they must be to come from one seed.
 _LEADING, _PARALLEL = 64, 1 - 1e-5
 
-# How many entries of a weight tell its kurtosis, and so the sampling error of its variance.
-_PART = 2**14
+# How many entries of a weight tell its kurtosis, and so the sampling error of its variance; how many of its columns
+# tell whether it is orthogonal: 28 pairs of random columns are never all orthogonal within 1e-4.
+_PART, _COLUMNS = 2**14, 8
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def schemes_of(weights: Weights, counts: Fans, of_torch: Fans | None = None) -> 
     return tuple(dict.fromkeys(name for off, _, name in found if off < ERRORS))
 
 
-def weigh(weight: Tensor, generator: torch.Generator) -> Weights:
+def weigh(weight: Tensor) -> Weights:
     """Moments of the entries of a weight; the fourth from a part of them, for the sampling error alone.
 
     Notes
@@ -135,27 +135,21 @@ def weigh(weight: Tensor, generator: torch.Generator) -> Weights:
     eps = max(torch.finfo(weight.dtype).eps, 1e-6)
     least, most = (each.item() for each in w.aminmax())
     mean = w.mean(dtype=torch.promote_types(w.dtype, torch.float32)).item()
-    return Weights(len(w), mean, second, fourth, least, most, _orthogonal(weight.flatten(1), eps, generator), eps)
+    return Weights(len(w), mean, second, fourth, least, most, _orthogonal(weight.detach().flatten(1), eps), eps)
 
 
-def _project(matrix: Tensor, generator: torch.Generator, count: int = 4) -> tuple[Tensor, Tensor]:
-    """Random vectors, and what a matrix makes of them, in single precision at least."""
-    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    vectors = torch.randn(matrix.shape[1], count, generator=generator, dtype=matrix.dtype).to(matrix.device)
-    return vectors, matrix @ vectors
-
-
-def _orthogonal(matrix: Tensor, eps: float, generator: torch.Generator) -> bool:
-    """Whether the shorter side of a matrix keeps lengths up to one factor: tried on four random vectors."""
-    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
-    if matrix.shape[1] < 2:
+def _orthogonal(matrix: Tensor, eps: float) -> bool:
+    """Whether the first columns of a matrix, or rows if these are fewer, are orthogonal and of equal length."""
+    columns = double((matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT)[:, :_COLUMNS])
+    if columns.shape[1] < 2:
         return False
-    vectors, images = _project(matrix.detach(), generator)
-    lengths = images.norm(dim=0) / vectors.norm(dim=0)
-    return bool(lengths.min() > 0 and lengths.max() / lengths.min() - 1 < max(1e-4, eps / 2))
+    gram = columns.mT @ columns
+    length = gram.diagonal().mean()
+    off = (gram - length * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max()
+    return bool(off < max(1e-4, eps) * length)
 
 
-def twins(layer: nn.Module, weight: Tensor, gradient: Tensor, generator: torch.Generator) -> int:
+def twins(layer: nn.Module, weight: Tensor, gradient: Tensor) -> int:
     """Units whose weights, bias and gradient are those of another one.
 
     Notes
@@ -163,12 +157,16 @@ def twins(layer: nn.Module, weight: Tensor, gradient: Tensor, generator: torch.G
     Introduced in chapter 16.
     """
     if getattr(layer, "transposed", False):
-        if layer.groups > 1:
+        if layer.groups > 1:  # the units of a group share rows of the weight
             return 0
         weight, gradient = weight.transpose(0, 1), gradient.transpose(0, 1)
     rows, slopes = weight.detach().flatten(1), gradient.flatten(1)
-    keys, order = _project(rows, generator, 1)[1].flatten().sort()
-    close = (keys.diff().abs() <= 1e-5 * rows.norm(dim=1).max()).nonzero().flatten()  # worth a closer look
+    # Equal rows agree in any of their columns, so also in what a vector makes of a few, and are neighbours when sorted.
+    part = rows[:, :: max(1, rows.shape[1] // _COLUMNS)]
+    keys, order = (part @ torch.arange(part.shape[1], device=part.device).cos().to(part)).sort()
+    close = (keys.diff().abs() <= 1e-7 * part.norm()).nonzero().flatten()
+    if not len(close):
+        return 0
     one, other = order[close], order[close + 1]
     # Equal units differ by rounding alone, in the gradient more than in the weights.
     same = _equal(rows[one], rows[other], 1e-6) & _equal(slopes[one], slopes[other], 1e-3)
@@ -183,49 +181,47 @@ def _equal(one: Tensor, other: Tensor, tolerance: float) -> Tensor:
     return (one - other).norm(dim=1) <= tolerance * torch.maximum(one.norm(dim=1), other.norm(dim=1))
 
 
-def lost(model: nn.Module, chosen: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
-    """Layers where a weight was filled that is computed anew from others at each call.
+def lost(layer: nn.Module, written: Tensor | None, used: Tensor, default: float) -> str:
+    """How one sees that a layer was initialised in vain; empty if one does not.
+
+    Parameters
+    ----------
+    layer : torch.nn.Module
+    written : Tensor or None
+        What the attribute ``weight`` held before the call, where it is no parameter: weight norm, spectral norm and
+        pruning of the older kind compute it anew at each call.
+    used : Tensor
+        The weight that the call used.
+    default : float
+        Variance of torch's default for this layer.
 
     Notes
     -----
     Introduced in chapter 16.
     """
-    found = []
-    for name, module in chosen.items():
-        for hook in module._forward_pre_hooks.values():
-            plain = vars(module).get(getattr(hook, "name", ""))
-            if isinstance(plain, Tensor) and hasattr(hook, "compute_weight"):
-                steps = {"do_power_iteration": False} if hasattr(hook, "n_power_iterations") else {}
-                with torch.no_grad():
-                    computed = double(hook.compute_weight(module, **steps))
-                    off = (double(plain) - computed).norm() / computed.norm()
-                if off > 0.5:  # more than what a few steps of training leave behind
-                    found.append((name, "what was written into it is thrown away at the next call"))
-        g, v = _length_and_direction(module)
-        if v is not None and g.numel() > 1:
-            counts, of_torch = fans(module), schemes.torch_default.connections(module)
-            fits = schemes_of(weigh(v, runtime.generator()), counts, of_torch)
-            second = double(g.detach()).square().sum().item() / v.numel()  # of the weight that is used
-            if fits and fits[0] != "torch default" and abs(3 * of_torch.n_in * second - 1) < 0.1:
-                found.append((name, f"its direction was drawn by {fits[0]}'s scheme, its length is torch's default"))
-    return list(dict(found).items())
+    if written is not None and written.shape == used.shape:
+        one, other = double(written.detach()).flatten(), double(used.detach()).flatten()
+        # A norm changes the length, a few steps of training change little: only another draw has another direction.
+        if one @ other < 0.5 * one.norm() * other.norm():
+            return "what was written into it is thrown away at the next call"
+    own = dict(layer.named_parameters(recurse=False))
+    length, direction = own.get("weight_g"), own.get("weight_v")
+    if parametrize.is_parametrized(layer, "weight"):
+        own = dict(layer.parametrizations.weight.named_parameters(recurse=False))
+        length, direction = own.get("original0"), own.get("original1")  # weight norm of the newer kind
+    if length is None or direction is None or not 1 < length.numel() == len(direction):
+        return ""
+    drawn = weigh(direction)
+    is_default = drawn.off(default) < ERRORS and max(drawn.most, -drawn.least) <= 1.001 * math.sqrt(3 * default)
+    if drawn.second > 0 and not is_default and abs(mean_square(used) / default - 1) < 0.1:
+        return "its direction was drawn anew, its length is still that of torch's default"
+    return ""
 
 
-def _length_and_direction(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """The parameters of weight norm over the first dimension, if a module has them."""
-    own = module._parameters
-    if "weight_g" in own and "weight_v" in own:
-        g, v = own["weight_g"], own["weight_v"]
-    else:
-        parts = getattr(getattr(module, "parametrizations", None), "weight", None)
-        if parts is None or type(parts[0]).__name__ != "_WeightNorm":
-            return None, None
-        g, v = parts.original0, parts.original1
-    return (g, v) if g.numel() == len(v) else (None, None)
-
-
-def packed(model: nn.Module) -> list[tuple[str, str]]:
+def packed(model: nn.Module) -> list[tuple[str, str, bool]]:
     """Weights of attention and recurrent layers that hold several matrices and are drawn as one.
+
+    With the name of each come how one sees it, and whether torch's default is the same.
 
     Notes
     -----
@@ -233,27 +229,29 @@ def packed(model: nn.Module) -> list[tuple[str, str]]:
     """
     found = []
     for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
+        own = dict(module.named_parameters(recurse=False))
+        attention = isinstance(module, nn.MultiheadAttention)
+        if attention:
             parts = {"in_proj_weight": 3}
         elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            keys = [key for key in module._parameters if key.startswith(("weight_ih", "weight_hh"))]
+            keys = [key for key in own if key.startswith(("weight_ih", "weight_hh"))]
             hidden = module.hidden_size
-            parts = {key: module._parameters[key].shape[0] // hidden for key in keys}
+            parts = {key: own[key].shape[0] // hidden for key in keys}
         else:
             continue
         for key, k in parts.items():
-            weight = module._parameters.get(key)
+            weight = own.get(key)
             if weight is None or k < 2:
                 continue
             rows, m = weight.shape
             n = rows // k
-            entries = weigh(weight, runtime.generator())
+            entries = weigh(weight)
             apart = f"for {k} matrices of {n} × {m}"
             where, one, of_torch = f"{name}.{key}".lstrip("."), 2 / (m + rows), 1 / (3 * n)  # torch draws cells so
             if entries.orthogonal and rows > m:
-                found.append((where, f"its {m} columns are orthogonal as a whole, {apart}"))
+                found.append((where, f"its {m} columns are orthogonal as a whole, {apart}", False))
             elif entries.second > 0 and entries.off(one) < ERRORS <= min(map(entries.off, (2 / (m + n), of_torch))):
-                found.append((where, f"variance {entries.second:.2g} = 2 / ({m} + {rows}), {apart}"))
+                found.append((where, f"variance {entries.second:.2g} = 2 / ({m} + {rows}), {apart}", attention))
     return found
 
 

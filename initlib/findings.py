@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy import stats
 
 from initlib.drawn import ERRORS
 from initlib.fans import Fans
@@ -21,7 +22,8 @@ from initlib.follow import RECTIFIERS, SATURATED, Entropy
 #: that did not in He's experiment (chapter 06).
 FACTOR = 2.0**22
 
-#: Factor of a second moment in one layer that is too much: 16 times that of He's scheme, the largest of the book.
+#: Second moment, and factor of it in one layer, that are too much: 16 times those of He's scheme, the largest of the
+#: book.
 LAYER_FACTOR = 32.0
 
 #: Least share of the sample variance in the second moment. At 5 % the mean of a unit is 4.4 standard deviations, and
@@ -33,6 +35,9 @@ SAMPLES = 8
 
 #: Largest share of dead units: with symmetric weights a unit is negative for all samples at most half of the time.
 DEAD = 0.5
+
+#: Chance below which something is not left to chance: that of more than :data:`initlib.drawn.ERRORS` standard errors.
+CHANCE = 2 * stats.norm.sf(ERRORS)
 
 #: Largest share of saturated pairs. For unit pre-activations tanh has 3 %, hardtanh 32 %; tanh has 14 % in the chaotic
 #: phase of variance 4 (chapter 11).
@@ -46,6 +51,9 @@ EXCESS = 3.0
 
 #: How far from the largest number of its type a pre-activation must stay: room for what training adds.
 HEADROOM = 16.0
+
+#: Schemes that nobody has without asking.
+CHOSEN = frozenset(["he", "lecun", "glorot", "orthogonal", "he fan-out", "lecun fan-out"])
 
 #: Names of a linear layer in which query, key and value are packed.
 PACKED = re.compile(r"qkv|in_proj|c_attn|query_key_value", re.IGNORECASE)
@@ -66,7 +74,7 @@ class Finding:
     remedy : str
         What to do, in one sentence.
     chapter : str
-        Number of the chapter that explains it.
+        Number of the chapter that explains it, as in its file name: ``"04"``, ``"08b"``.
 
     Notes
     -----
@@ -80,7 +88,7 @@ class Finding:
     chapter: str
 
     def __str__(self) -> str:
-        return f"{self.kind.capitalize()}. {self.text} {self.remedy} (Chapter {self.chapter}.)"
+        return f"{self.kind.capitalize()}. {self.text} {self.remedy} (Chapter {self.chapter.lstrip('0')}.)"
 
 
 #: The kinds of finding, causes before symptoms, and the chapter that explains each.
@@ -89,7 +97,7 @@ CHAPTERS: dict[str, str] = {
     "not finite": "02",
     "equal units": "01",
     "reused random numbers": "04",
-    "initialisation without effect": "15",
+    "initialisation without effect": "16",
     "packed matrices": "14",
     "wrong fan": "03",
     "wrong gain": "07",
@@ -101,7 +109,7 @@ CHAPTERS: dict[str, str] = {
     "exploding": "02",
     "vanishing": "02",
     "samples alike": "08",
-    "not called": "04",
+    "not called": "16",
 }
 
 #: Symptoms that a cause explains.
@@ -116,114 +124,52 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "saturated units": ("exploding",),
 }
 
-_ONE = Fans(1, 1)
 _FIX_SCALE = "Use a variance of gain² / fan-in with the gain of the activation"
 
 
 @dataclass
 class Row:
-    r"""What was measured of one call of a layer; NaN where nothing could be.
+    """What was measured of one call of a layer; NaN where nothing could be. Introduced in chapter 16."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the layer, with the number of the call from the second one on.
-    units, samples : int
-        Units of the layer, and samples of each.
-    forward, mean_squared, variance : float
-        Second moment of the pre-activations, and its two parts.
-    entering, predicted : float
-        Second moment of what enters the layer, and what the weights make of it on average.
-    largest : float
-        Largest absolute value of the pre-activations.
-    backward : float
-        Second moment of the gradient at the pre-activations.
-    dtype : torch.dtype
-        Of the pre-activations.
-    fans : Fans
-    weight, weight_gradient : float
-        Second moment of the weights, and of their gradients.
-    scheme : str
-        The scheme that fits the weights best, ``"none"`` if none fits.
-    fits : tuple of str
-        All that fit within the sampling error.
-    trained : bool
-        Whether the weights ask for a gradient.
-    reached : bool
-        Whether a gradient reaches the pre-activations.
-    twins : int
-        Units that have a twin: equal weights, bias and gradient.
-    activation : str
-        The activation that acts on the pre-activations, as torch calls it; empty if none was seen.
-    normalised : bool
-        Whether a normalisation layer acts on them first.
-    dead, saturated : float
-        Share of units that a rectifier makes zero for all samples, and of unit-sample pairs where a bounded activation
-        has lost its slope.
-
-    Notes
-    -----
-    Introduced in chapter 16.
-    """
-
-    name: str
+    name: str  #: of the layer, with the number of the call from the second one on
+    kind: str = "Linear"  #: of the layer, as torch names it
     units: int = 0
-    samples: int = 0
-    forward: float = math.nan
-    mean_squared: float = math.nan
-    variance: float = math.nan
-    entering: float = math.nan
-    predicted: float = math.nan
-    largest: float = math.nan
-    backward: float = math.nan
-    dtype: torch.dtype = torch.float32
-    fans: Fans = _ONE
-    weight: float = math.nan
-    weight_gradient: float = math.nan
-    scheme: str = "none"
-    fits: tuple[str, ...] = ()
-    trained: bool = True
-    reached: bool = True
-    twins: int = 0
-    activation: str = ""
-    normalised: bool = False
-    dead: float = math.nan
-    saturated: float = math.nan
+    samples: int = 0  #: of each unit
+    dtype: torch.dtype = torch.float32  #: of the pre-activations
+    fans: Fans = Fans(1, 1)  # noqa: RUF009 (a named tuple cannot change)
+    forward: float = math.nan  #: second moment of the pre-activations
+    mean_squared: float = math.nan  #: its part from the sample means
+    variance: float = math.nan  #: its part from the sample variances
+    largest: float = math.nan  #: largest absolute value of the pre-activations
+    entering: float = math.nan  #: second moment of what enters the layer
+    predicted: float = math.nan  #: what the weights make of that on average
+    backward: float = math.nan  #: second moment of the gradient at the pre-activations
+    reached: bool = True  #: whether a gradient came
+    weight: float = math.nan  #: second moment of the weights
+    weight_gradient: float = math.nan  #: second moment of their gradients
+    trained: bool = True  #: whether the weights ask for a gradient
+    twins: int = 0  #: units that have a twin: equal weights, bias and gradient
+    fits: tuple[str, ...] = ()  #: schemes that fit the weights within the sampling error, the best first
+    scheme: str = "none"  #: the one of them that :func:`name_schemes` chose
+    tied: str = ""  #: the embedding that has the same weight, if one has
+    parametrised: bool = False  #: whether the weight is computed from other parameters
+    lost: str = ""  #: how one sees that its initialisation had no effect
+    activation: str = ""  #: that acts on the pre-activations, as torch calls it; empty if none was seen
+    normalised: bool = False  #: whether a normalisation layer acts on them first
+    dead: float = math.nan  #: share of units that a rectifier makes zero for all samples
+    saturated: float = math.nan  #: share of unit-sample pairs where a bounded activation has lost its slope
 
 
 @dataclass
 class Facts:
-    """What was measured of a model besides the calls of its layers.
+    """What was measured of a model besides the calls of its layers. Introduced in chapter 16."""
 
-    Attributes
-    ----------
-    not_called : list of str
-        Layers that were not called.
-    copies : list of tuple of str
-        Groups of weights that hold the same random numbers, up to a factor.
-    packed : list of (str, str)
-        Weights of several matrices that are drawn as one, and how.
-    lost : list of (str, str)
-        Layers whose initialisation had no effect, and how one sees it.
-    tied : dict of str to str
-        Layers whose weight is that of an embedding, and the embedding.
-    entropies : list of Entropy
-        Cross-entropies that were computed.
-    alike : float
-        Share of the sample variance in what enters the first layer.
-
-    Notes
-    -----
-    Introduced in chapter 16.
-    """
-
-    not_called: list[str] = field(default_factory=list)
-    copies: list[tuple[str, ...]] = field(default_factory=list)
-    packed: list[tuple[str, str]] = field(default_factory=list)
-    lost: list[tuple[str, str]] = field(default_factory=list)
-    tied: dict[str, str] = field(default_factory=dict)
-    entropies: list[Entropy] = field(default_factory=list)
-    alike: float = math.nan
+    not_called: list[str] = field(default_factory=list)  #: layers that were not called
+    copies: list[tuple[str, ...]] = field(default_factory=list)  #: weights with the same numbers, up to a factor
+    #: Weights of several matrices that are drawn as one, how, and whether torch itself draws them so.
+    packed: list[tuple[str, str, bool]] = field(default_factory=list)
+    entropies: list[Entropy] = field(default_factory=list)  #: cross-entropies that were computed
+    alike: float = math.nan  #: share of the sample variance in what enters the first layer
 
 
 def name_schemes(rows: Sequence[Row]) -> None:
@@ -236,11 +182,12 @@ def name_schemes(rows: Sequence[Row]) -> None:
 
     Notes
     -----
-    Few weights fit several schemes; a model seldom mixes them. Introduced in chapter 16.
+    A small weight fits several schemes by chance, and He's variance by the fan-out is LeCun's by the fan-in where a
+    layer doubles the units; but a model seldom mixes schemes. Introduced in chapter 16.
     """
     votes = Counter(name for row in rows for name in row.fits)
     for row in rows:
-        known = [name for name in row.fits if not name.endswith("fan-out")]
+        known = [name for name in row.fits if name != "selu 3/4" or row.activation == "selu"]
         row.scheme = max(known, key=lambda name: votes[name], default="none")
 
 
@@ -295,10 +242,9 @@ def half_precision(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
                 "Initialise at a smaller scale, or compute in bfloat16 or float32.",
             )
             return
-    below = [
-        row for row in halves if row.trained and row.reached and math.sqrt(row.backward) < torch.finfo(row.dtype).tiny
-    ]
-    if below and any(row.backward > 0 for row in rows):
+    # A gradient of exactly zero may be meant: behind it, a head may start at zero.
+    below = [row for row in halves if row.trained and 0 < math.sqrt(row.backward) < torch.finfo(row.dtype).tiny]
+    if below:
         row = min(below, key=lambda each: each.backward)
         limits = torch.finfo(row.dtype)
         yield _finding(
@@ -374,19 +320,31 @@ def reused_numbers(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 
 def without_effect(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Initialisations that a parametrisation has thrown away. Introduced in chapter 16."""
-    names = [name for name, _ in facts.lost]
-    if names:
+    lost = {row.name: row.lost for row in rows if row.lost}
+    # Who draws all layers of a kind anew, and finds some as torch drew them, has written into a copy of their weights.
+    plain = [row for row in rows if not row.parametrised]
+    anew = {row.kind for row in plain if row.scheme in CHOSEN}
+    anew -= {row.kind for row in plain if row.scheme == "torch default"}
+    for row in rows:
+        if row.parametrised and row.kind in anew and row.scheme == "torch default":
+            lost.setdefault(row.name, "it has torch's default scale, and the other layers of its kind have not")
+    if lost:
         yield _finding(
             "initialisation without effect",
-            names,
-            f"The weight of {_layers(names)} is computed from other parameters: {facts.lost[0][1]}.",
+            list(lost),
+            f"The weight of {_layers(list(lost))} is computed from other parameters: {next(iter(lost.values()))}.",
             "Initialise first and parametrise (weight norm, spectral norm) afterwards.",
         )
 
 
 def packed_matrices(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
-    """Matrices that are stored as one and were drawn as one. Introduced in chapter 16."""
-    packed = list(facts.packed)
+    """Matrices that are stored as one and were drawn as one. Introduced in chapter 16.
+
+    So does torch itself in its attention, at half of Glorot's variance and without harm: only who chose a scheme for
+    other layers is told that these have another one.
+    """
+    chosen = any(row.scheme in CHOSEN for row in rows)
+    packed = [(name, how) for name, how, of_torch in facts.packed if chosen or not of_torch]
     for row in rows:
         m, n = row.fans
         if PACKED.search(row.name) and n == 3 * m and row.fits and row.scheme == "glorot":
@@ -402,12 +360,17 @@ def packed_matrices(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 
 
 def wrong_fan(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
-    """Weights scaled by the fan-out where the others, or the signal, ask for the fan-in. Introduced in chapter 16."""
+    """Weights scaled by the fan-out where the others, or the signal, ask for the fan-in. Introduced in chapter 16.
+
+    The fan-out throughout a model is as good as the fan-in: a layer that is too loud follows one that is too quiet,
+    and end to end only the first and the last width remain (chapter 5). Then only a loud last layer counts.
+    """
     plain = [row for row in rows if not row.normalised and max(row.fans) >= 2 * min(row.fans)]
     swapped = [row for row in plain if row.fits and all(name.endswith("fan-out") for name in row.fits)]
-    usual = [row for row in plain if row.scheme in ("he", "lecun") and row not in swapped]
-    if len(usual) <= len(swapped):  # all layers count the fan-out, as He did: only the ends may then be too loud
-        swapped = [row for row in swapped if row.fans.n_in * row.weight > LAYER_FACTOR]
+    gains = {name.split()[0] for row in swapped for name in row.fits}
+    usual = [row for row in plain if any(gain in row.fits and f"{gain} fan-out" not in row.fits for gain in gains)]
+    if len(usual) <= len(swapped):
+        swapped = [row for row in swapped if row is rows[-1] and row.fans.n_in * row.weight > LAYER_FACTOR]
     if swapped:
         row = swapped[0]
         m, n = row.fans
@@ -419,7 +382,7 @@ def wrong_fan(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
             f"Layer {row.name!r} has fan-in {m:g} and fan-out {n:g}, and its weights have variance {row.weight:.2g}, "
             f"{gain} / fan-out where {gain} / fan-in keeps the signal: off by a factor {row.weight * m / gain:.2g}."
             + (f" So in {len(names)} layers." if len(names) > 1 else ""),
-            "Look whether the weight is transposed, or count the same fan in all layers.",
+            "Look whether the weight is transposed, or count the fan-in.",
         )
 
 
@@ -436,38 +399,37 @@ def wrong_gain(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 
 
 def torch_default(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
-    """Many rectified layers as torch draws them. Introduced in chapter 16."""
-    names = [
-        row.name
-        for row in rows
-        if row.scheme == "torch default" and row.activation in RECTIFIERS and not row.normalised
-    ]
-    if len(names) >= DEFAULTS:
-        known = {row.name: row for row in rows}
-        first, last = known[names[0]], known[names[-1]]
-        yield _finding(
-            "torch's default",
-            names,
-            f"{len(names)} rectified layers have torch's default weights, of variance 1/3 / fan-in: each divides the "
-            f"part of the signal that depends on the sample by about 6. Its variance falls from {first.variance:.2g} "
-            f"to {last.variance:.2g}.",
-            "Initialise with He's variance, 2 / fan-in.",
-        )
+    """Many rectified layers as torch draws them, in a row. Introduced in chapter 16."""
+    default = [row for row in rows if row.scheme == "torch default" and row.activation in RECTIFIERS]
+    default = [row for row in default if not row.normalised]
+    if len(default) < DEFAULTS:
+        return
+    first, last = default[0], default[-1]
+    # Skip connections carry the signal past the layers: then it has not fallen. Two layers are left to chance.
+    if first.variance < 6 ** (DEFAULTS - 3) * last.variance:
+        return
+    yield _finding(
+        "torch's default",
+        [row.name for row in default],
+        f"{len(default)} rectified layers have torch's default weights, of variance 1/3 / fan-in: each divides the "
+        f"part of the signal that depends on the sample by about 6. Its variance falls from {first.variance:.2g} "
+        f"to {last.variance:.2g}.",
+        "Initialise with He's variance, 2 / fan-in.",
+    )
 
 
 def loss_at_start(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """A cross-entropy far above that of a guess. Introduced in chapter 16."""
-    for value, classes, error in facts.entropies:
-        guess = math.log(classes)
-        if value - guess > EXCESS + ERRORS * error:
-            last = rows[-1]
-            tied = facts.tied.get(last.name)
+    for entropy in facts.entropies:
+        guess = math.log(entropy.classes)
+        if entropy.value - guess > EXCESS + ERRORS * entropy.error:
+            head = entropy.source
             yield _finding(
                 "loss at start",
-                [last.name],
-                f"The cross-entropy is {value:.3g}; to guess among {classes} classes costs {guess:.3g}. The logits "
-                f"have second moment {last.forward:.2g}."
-                + (f" The head {last.name!r} shares its weight with the embedding {tied!r}." if tied else ""),
+                [head.name] if head else [],
+                f"The cross-entropy is {entropy.value:.3g}; to guess among {entropy.classes} classes costs {guess:.3g}."
+                + (f" The logits have second moment {entropy.second:.2g}." if entropy.second >= 0 else "")
+                + (f" The head {head.name!r} shares its weight with {head.tied!r}." if head and head.tied else ""),
                 "Scale the last layer so that logits start at size 1 or less.",
             )
             return
@@ -480,95 +442,103 @@ def no_gradient(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
         yield _finding(
             "no gradient",
             names,
-            f"No gradient reaches {_layers(names)}: the loss does not depend on what leaves them.",
+            f"No gradient reaches what leaves {_layers(names)}, though the weights ask for one.",
             "Look for detach, no_grad, or an output that the loss leaves out.",
         )
 
 
-def _trend(rows: Sequence[Row], values: Sequence[float]) -> tuple[float, float, Row, Row] | None:
-    """Change of the logarithm over the layers by a straight line, the same in standard deviations, and its ends."""
-    kept = [(row, math.log(value)) for row, value in zip(rows, values, strict=True) if 0 < value < math.inf]
+@dataclass
+class _Trend:
+    """How a second moment changes from layer to layer: its ends, and the change of its logarithm along a line."""
+
+    direction: str
+    first: Row
+    last: Row
+    change: float
+
+    def __str__(self) -> str:
+        what = "pre-activations" if self.direction == "forward" else "gradient on its way back"
+        size, end = (getattr(row, self.direction) for row in (self.first, self.last))
+        return (
+            f"The second moment of the {what} {'grows' if self.change > 0 else 'falls'} from {size:.2g} at "
+            f"{self.first.name!r} to {end:.2g} at {self.last.name!r}."
+        )
+
+
+def _trend(rows: Sequence[Row], direction: str) -> _Trend | None:
+    """The trend over the layers if it is too much, and more than chance."""
+    # What the last layer does to a gradient is a matter of how many outputs there are, and common to all the others.
+    ordered = rows if direction == "forward" else list(reversed(rows[:-1]))
+    kept = [row for row in ordered if 0 < getattr(row, direction) < math.inf]
     if len(kept) < 2:
         return None
-    logs = np.array([log for _, log in kept])
-    slope = np.polyfit(np.arange(len(logs)), logs, 1)[0]
-    change = slope * (len(logs) - 1)
-    # Of a rectified layer of n units: the logarithm drifts by -5/(2n), with a variance of 5/n (chapter 06).
-    spread = sum(5 / row.units for row, _ in kept)
-    return change, (change + spread / 2) / math.sqrt(spread), kept[0][0], kept[-1][0]
+    logs = np.log([getattr(row, direction) for row in kept])
+    change = np.polyfit(np.arange(len(logs)), logs, 1)[0] * (len(logs) - 1)
+    # Of a rectified layer of n units: the logarithm drifts by -5/(2n), with a variance of 5/n (chapter 6).
+    spread = sum(5 / row.units for row in kept)
+    if abs(change) <= math.log(FACTOR) or abs(change + spread / 2) <= ERRORS * math.sqrt(spread):
+        return None
+    return _Trend(direction, kept[0], kept[-1], change)
 
 
 def exploding_or_vanishing(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Second moments that grow or fall with depth, forward or backward. Introduced in chapter 16."""
-    texts: dict[str, list[str]] = {"exploding": [], "vanishing": []}
-    layers: dict[str, list[str]] = {"exploding": [], "vanishing": []}
-    backward_only = {"exploding": True, "vanishing": True}
-    for direction in ("forward", "backward"):
-        ordered = rows if direction == "forward" else list(reversed(rows))
-        trend = _trend(ordered, [getattr(row, direction) for row in ordered])
-        if trend is None:
-            continue
-        change, deviations, first, last = trend
-        if abs(change) <= math.log(FACTOR) or abs(deviations) <= ERRORS:
-            continue
-        kind = "exploding" if change > 0 else "vanishing"
-        what = "pre-activations" if direction == "forward" else "gradient on its way back"
-        texts[kind].append(
-            f"The second moment of the {what} {'grows' if change > 0 else 'falls'} from "
-            f"{getattr(first, direction):.2g} at {first.name!r} to {getattr(last, direction):.2g} at {last.name!r}."
-        )
-        layers[kind] += [name for name in (first.name, last.name) if name not in layers[kind]]
-        backward_only[kind] &= direction == "backward"
-    if not texts["exploding"]:
-        yield from _loud_layer(rows, facts)
+    trends = [trend for direction in ("forward", "backward") if (trend := _trend(rows, direction))]
     normalised = sum(row.normalised for row in rows) > len(rows) / 2
-    for kind, sentences in texts.items():
-        if sentences:
-            chapter = "" if not backward_only[kind] else "09" if normalised and kind == "exploding" else "04"
-            remedy = f"{_FIX_SCALE}."
-            if backward_only[kind] and normalised:
-                remedy = "Use fewer normalised layers, or skip connections around them."
-            yield _finding(kind, layers[kind], " ".join(sentences), remedy, chapter)
+    for kind in ("exploding", "vanishing"):
+        chosen = [trend for trend in trends if (trend.change > 0) == (kind == "exploding")]
+        if not chosen:
+            if kind == "exploding":
+                yield from _loud_layer(rows, facts)
+            continue
+        names = dict.fromkeys(row.name for trend in chosen for row in (trend.first, trend.last))
+        chapter, remedy = "", f"{_FIX_SCALE}."
+        if all(trend.direction == "backward" for trend in chosen):
+            chapter = "04"
+            if normalised and kind == "exploding":
+                chapter, remedy = "09", "Use fewer normalised layers, or skip connections around them."
+        yield _finding(kind, list(names), " ".join(map(str, chosen)), remedy, chapter)
 
 
 def _loud_layer(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
-    """A single layer that multiplies the signal, where nothing behind it divides again."""
-    loud = [
-        row
-        for row in rows
-        if row.fans.n_in * row.weight > LAYER_FACTOR and not row.normalised and row.activation not in SATURATED
-    ]
+    """A single layer that multiplies the signal and is loud then, where nothing behind it divides again."""
+    loud = [row for row in rows if min(row.fans.n_in * row.weight, row.forward) > LAYER_FACTOR]
+    loud = [row for row in loud if not row.normalised and row.activation not in SATURATED]
     if any(loss_at_start(rows, facts)):
         loud = [row for row in loud if row is not rows[-1]]
     if loud:
         row = max(loud, key=lambda each: each.fans.n_in * each.weight)
-        tied = facts.tied.get(row.name)
         yield _finding(
             "exploding",
             [each.name for each in loud],
             f"Layer {row.name!r} multiplies the second moment by {row.fans.n_in * row.weight:.2g}: its "
             f"{row.fans.n_in:g} inputs meet weights of variance {row.weight:.2g}."
-            + (f" It shares them with the embedding {tied!r}." if tied else ""),
+            + (f" It shares them with the embedding {row.tied!r}." if row.tied else ""),
             f"{_FIX_SCALE}.",
-            "14" if tied else "02",
+            "14" if row.tied else "02",
         )
 
 
 def dead_units(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Rectified units that are zero for every sample, more than chance can explain. Introduced in chapter 16."""
-    dead = [
-        row
-        for row in rows
-        if row.samples >= SAMPLES and row.dead > DEAD + ERRORS * math.sqrt(DEAD * (1 - DEAD) / row.units)
-    ]
+    judged = [row for row in rows if row.samples >= SAMPLES and row.dead >= 0]
+
+    def beyond_chance(chosen: Sequence[Row]) -> bool:
+        count, units = sum(row.dead * row.units for row in chosen), sum(row.units for row in chosen)
+        return stats.binom.sf(round(count) - 1, units, DEAD) < CHANCE
+
+    many = [row for row in judged if row.dead > DEAD]
+    dead = [row for row in many if beyond_chance([row])]
+    if many and not dead and beyond_chance(judged):  # layers too narrow to tell one by one
+        dead = many
     if dead:
         worst = max(dead, key=lambda row: row.dead)
         yield _finding(
             "dead units",
             [row.name for row in dead],
-            f"{worst.dead:.0%} of the units behind layer {worst.name!r} are zero for every sample; symmetric weights "
-            "leave at most half of them so.",
-            "Look for negative biases, or weights whose mean is not zero.",
+            f"{worst.dead:.0%} of the units behind layer {worst.name!r} are zero for every sample; with symmetric "
+            "weights at most half of them are, on average.",
+            "Look for negative biases, weights whose mean is not zero, or layers of a few units.",
         )
 
 
@@ -594,14 +564,19 @@ def samples_alike(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
 
     judged = [row for row in rows if row.samples >= SAMPLES and 0 < row.forward < math.inf]
     alike = [row for row in judged if share(row) < SHARE]
-    if len(alike) >= 2:
+    from_the_start = facts.alike < 2 * SHARE
+    if not from_the_start:  # torch's default biases stay as its signal fades: `torch_default` knows when that counts
+        alike = [row for row in alike if row.scheme != "torch default"]
+    # In a side branch behind a pooling samples are alike without harm: it must reach the end. Few units say little.
+    end = next((row for row in reversed(judged) if row.units > 3), None)
+    if len(alike) >= 2 and any(row is end for row in alike):
         least = min(alike, key=share)
         text = (
             f"At layer {least.name!r} the samples differ by {share(least):.1%} of the second moment "
             f"({share(judged[0]):.1%} at the first layer); the rest is the same for all of them."
         )
-        if facts.alike < 2 * SHARE:
-            text += f" What enters the network has a share of only {facts.alike:.1%}."
+        if from_the_start:
+            text += f" What enters the first layer has a share of only {facts.alike:.1%}."
             remedy = "Give different samples, and subtract the mean of the data."
         else:
             remedy = "Normalise over the batch, use a data-dependent scale and bias, skip connections or fewer layers."

@@ -6,7 +6,8 @@ followed by identity, through what keeps the units apart: normalisation, dropout
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from initlib.runtime import double, mean_square
 
 #: Activations that are zero for every negative pre-activation.
 RECTIFIERS = frozenset(["relu", "relu6"])
@@ -78,11 +81,17 @@ class Entropy(NamedTuple):
     classes : int
     error : float
         Standard error of the mean, from the spread of the logits.
+    second : float
+        Second moment of the logits; NaN if only their log-softmax was seen.
+    source : object
+        What the logits were registered under; None if they were not followed.
     """
 
     value: float
     classes: int
     error: float
+    second: float = math.nan
+    source: Any = None
 
 
 class Follow(TorchFunctionMode):
@@ -115,6 +124,16 @@ class Follow(TorchFunctionMode):
         self.paths, self.weights = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
         self.used: set[int] = set()
         self.entropies: list[Entropy] = []
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the block, torch's functions are those of the measurement, and are let pass."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
     def track(self, tensor: Tensor, source: Any, unit: int | None) -> None:
         """Follow a tensor from here on."""
@@ -123,6 +142,8 @@ class Follow(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         """Called by torch in place of one of its functions."""
         kwargs = kwargs or {}
+        if self._paused:
+            return function(*args, **kwargs)
         name = getattr(function, "__name__", "").strip("_")
         if name in ("get", "set"):  # an attribute of a tensor
             return function(*args, **kwargs)
@@ -142,9 +163,9 @@ class Follow(TorchFunctionMode):
             if isinstance(weight, Tensor):
                 self.weights[result] = weight
         elif name in ("cross_entropy", "nll_loss"):
-            found = _entropy(function, args, kwargs, result)
+            found = _entropy(name, args, kwargs, result)
             if found:
-                self.entropies.append(found)
+                self.entropies.append(found._replace(source=path.source if path else None))
         return result
 
     def _tracked(self, args, kwargs) -> tuple[Tensor | None, Path | None]:
@@ -216,11 +237,10 @@ def _moved(unit: int | None, before: Tensor, function, args: tuple, kwargs: dict
     return function(marker, *args[1:], **kwargs).shape.index(2)
 
 
-def _entropy(function, args: tuple, kwargs: dict, result) -> Entropy | None:
+def _entropy(name: str, args: tuple, kwargs: dict, result) -> Entropy | None:
     """The mean cross-entropy that a call computes, if its targets are class indices of equal weight."""
-    wanted = F.cross_entropy if function is F.cross_entropy else F.nll_loss
     try:
-        given = inspect.signature(wanted).bind(*args, **kwargs)
+        given = inspect.signature(getattr(F, name)).bind(*args, **kwargs)
     except TypeError:
         return None
     given.apply_defaults()
@@ -231,8 +251,10 @@ def _entropy(function, args: tuple, kwargs: dict, result) -> Entropy | None:
     targets = int((target != given["ignore_index"]).sum())
     if not targets or given.get("label_smoothing"):
         return None
-    value = float(result.detach().double().sum())
+    value = double(result.detach()).sum().item()
     if given["reduction"] != "mean":
         value /= targets
-    error = float(scores.detach().double().std(correction=0)) / math.sqrt(targets)
-    return Entropy(value, scores.shape[1 if scores.ndim > 1 else 0], error)
+    logits = double(scores.detach())
+    error = float(logits.std(correction=0)) / math.sqrt(targets)
+    second = mean_square(logits) if name == "cross_entropy" else math.nan
+    return Entropy(value, scores.shape[1 if scores.ndim > 1 else 0], error, second)

@@ -88,8 +88,8 @@ class Call(NamedTuple):
         u = double(u.detach())
         if not dimensions or not u.numel():  # one sample, given without a batch dimension; no units
             return u.flatten(), torch.zeros_like(u).flatten()
-        variance, mean = torch.var_mean(u, dimensions, correction=0)
-        return mean, variance
+        mean = u.mean(dimensions, keepdim=True)  # faster than torch.var_mean over other than the last dimension
+        return mean.flatten(), (u - mean).square().mean(dimensions)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -213,7 +213,8 @@ def select(model: nn.Module, layers: str | Sequence[str] = "*") -> dict[str, nn.
         raise TypeError(f"layers must be a name pattern or a sequence of them, got {layers!r}")
     found = {name: module for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, KINDS)}
     if not found:
-        raise ValueError(f"model has no linear layer or convolution, got {type(model).__name__}")
+        hint = "a scripted, exported or quantised one hides them"
+        raise ValueError(f"model has no linear layer or convolution, got {type(model).__name__}; {hint}")
     if not patterns:
         raise ValueError("layers must name at least one pattern, got none")
     for pattern in patterns:
@@ -329,7 +330,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     Raises
     ------
     ValueError
-        If a parameter or buffer is lazy.
+        If a parameter or buffer is lazy, or on the meta device.
 
     Notes
     -----
@@ -339,6 +340,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
     for name, tensor in tensors.items():
         if nn.parameter.is_lazy(tensor):
             raise ValueError(f"{name!r} of the model has no shape yet (it is lazy): run one forward pass first")
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} of the model has no values (it is on the meta device): move it with to_empty")
     values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
     dicts = [each for m in model.modules() for each in (vars(m), m._parameters, m._buffers, m._modules)]

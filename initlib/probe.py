@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from initlib import drawn, figures, runtime, schemes
-from initlib.fans import fans
+from initlib.fans import SUPPORTED, fans
 from initlib.findings import Facts, Finding, Row, judge, name_schemes
 from initlib.follow import RECTIFIERS, SATURATED, Follow, Path
-from initlib.layers import Batch, Call, run, select, watch
+from initlib.layers import KINDS, Batch, Call, run, select, watch
 from initlib.runtime import double, mean_square
 from initlib.tables import Table
 
@@ -59,6 +59,8 @@ class Probe(Table):
         What is wrong, causes before symptoms.
     loss : float
         The value of the loss that was given; NaN for the random read-out.
+    unseen : tuple of str
+        Matrices and kernels outside linear layers, convolutions and embeddings: they have no row.
 
     Notes
     -----
@@ -79,24 +81,31 @@ class Probe(Table):
     activation: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     loss: float = math.nan
+    unseen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [textwrap.fill(f"! {finding}", 100, subsequent_indent="  ") for finding in self.findings]
-        return "\n\n".join([super().__str__(), *(parts or ["Nothing found."])])
+        parts = [self._not_measured()] if self.unseen else []
+        parts += [f"! {finding}" for finding in self.findings] or ["Nothing found."]
+        return "\n\n".join([super().__str__(), *(textwrap.fill(part, 100, subsequent_indent="  ") for part in parts)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         parts = [f"<li>{html.escape(str(finding))}</li>" for finding in self.findings]
         shown = f'<ul class="il-findings">{"".join(parts)}</ul>' if parts else "<p>Nothing found.</p>"
-        return super()._repr_html_() + shown
+        note = f"<p>{html.escape(self._not_measured())}</p>" if self.unseen else ""
+        return super()._repr_html_() + note + shown
+
+    def _not_measured(self) -> str:
+        more = f" and {len(self.unseen) - 3} more" if len(self.unseen) > 3 else ""
+        return f"Not measured, as no linear layer or convolution holds them: {', '.join(self.unseen[:3])}{more}."
 
     def to_dict(self) -> dict[str, object]:
         """Columns and findings as lists, numbers and strings."""
         columns = {name: list(getattr(self, name)) for name in ("names", "scheme", "activation")}
         numbers = {name: [float(value) for value in getattr(self, name)] for name in _NUMBERS}
         found = [dataclasses.asdict(finding) for finding in self.findings]
-        return columns | numbers | {"loss": self.loss, "findings": found}
+        return columns | numbers | {"loss": self.loss, "findings": found, "unseen": list(self.unseen)}
 
     def to_pandas(self):
         """A ``pandas.DataFrame`` with a row a call, indexed by name.
@@ -189,6 +198,10 @@ def probe(
     The model runs forward once and backward once. Parameters, gradients, buffers, modes, hooks, the batch and the
     global random state are afterwards what they were, also if something raises.
 
+    The fan-out throughout a model is no finding: it is as good as the fan-in, end to end, and ``scheme`` says which
+    one fits. A measurement costs about a millisecond a layer, or up to three times a plain pass forward and back if
+    that is more.
+
     An activation is found behind a layer if only normalisation, dropout, pooling, changes of shape, or products and
     sums with numbers and parameters lie between, and if torch shows its call: not in a scripted part of a model.
 
@@ -208,9 +221,9 @@ def probe(
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of what the model returns, got {type(loss).__name__}")
     chosen = select(model, layers)
-    facts = Facts(lost=drawn.lost(model, chosen), packed=drawn.packed(model), copies=drawn.copies(model))
-    measured = _Measurement(seed)
+    measured = _Measurement(model)
     with torch.inference_mode(False), torch.enable_grad(), watch(model, measured.note, layers=layers):
+        facts = Facts(packed=drawn.packed(model), copies=drawn.copies(model))
         with measured.follow:
             output = run(model, batch)
             if not measured.rows:
@@ -218,83 +231,102 @@ def probe(
             measured.open = False  # a layer that is called again on the way back, by a checkpoint, has its row
             value, roots, seeds = _roots(output, loss, seed)
         del output
+        measured.weigh()
         measured.pull_back(roots, seeds)
     name_schemes(measured.rows)
-    parametrised = {name for name, module in chosen.items() if module._parameters.get("weight") is None}
-    facts.lost += _left_behind(measured.rows, parametrised, {name for name, _ in facts.lost})
-    called = {row.name for row in measured.rows}
     facts.not_called = [
-        name for name, module in chosen.items() if name not in called and id(module.weight) not in measured.follow.used
+        name
+        for name, layer in chosen.items()
+        if layer not in measured.called and not measured.follow.used.intersection(map(id, layer.parameters()))
     ]
-    tables = {id(module.weight): name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    facts.tied = {name: tables[id(module.weight)] for name, module in chosen.items() if id(module.weight) in tables}
-    facts.entropies = measured.follow.entropies
-    facts.alike = measured.alike
-    return _table(measured.rows, judge(measured.rows, facts), value)
+    facts.entropies, facts.alike = measured.follow.entropies, measured.alike
+    return _table(measured.rows, judge(measured.rows, facts), value, _unseen(model))
+
+
+def _unseen(model: nn.Module) -> tuple[str, ...]:
+    """Parameters with two dimensions or more that belong to no linear layer, convolution or embedding."""
+    seen = {id(p) for m in model.modules() if isinstance(m, (*SUPPORTED, nn.EmbeddingBag)) for p in m.parameters()}
+    return tuple(
+        name for name, p in model.named_parameters() if id(p) not in seen and sum(size > 1 for size in p.shape) > 1
+    )
 
 
 class _Measurement:
     """Collects the rows while a model runs forward and back."""
 
-    def __init__(self, seed: int):
+    def __init__(self, model: nn.Module):
         self.rows: list[Row] = []
+        self.called: set[nn.Module] = set()
         self.follow = Follow(self._activation, self._normalised)
         self.open = True
         self.alike = math.nan
-        self._generator = runtime.generator(seed)
-        self._weights: list[tuple[nn.Module, Tensor]] = []  # by row
+        self._weights: list[tuple[Row, nn.Module, Tensor]] = []
         self._leaves: list[Tensor] = []  # what leaves frozen layers below which nothing is learnt
+        self._embeddings: dict[int, str] = {}  # by the identity of their weight
+        self._written: dict[nn.Module, Tensor] = {}  # the weights that are attributes, and computed anew at each call
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding):
+                self._embeddings |= {id(weight): name for weight in module.parameters()}
+            if isinstance(vars(module).get("weight"), Tensor):
+                self._written[module] = module.weight
 
     def note(self, call: Call) -> Tensor | None:
         """The moments of one call; the gradient is read when it comes."""
-        with torch._C.DisableTorchFunction():
-            u = call.output
-            replaced = None
+        with self.follow.paused():
+            u, leaf = call.output, None
             if isinstance(u, Tensor) and u.is_floating_point() and not u.requires_grad and torch.is_grad_enabled():
                 leaf = u.detach().requires_grad_()
-                u = replaced = leaf.clone()  # a leaf must not be changed in place
-            if not self.open:
-                return replaced
-            if replaced is not None:
-                self._leaves.append(leaf)
-            row = self._measure(call)
-            self.rows.append(row)
-            if u.requires_grad:
-                u.register_hook(lambda gradient: self._gradient(row, gradient))
-        self.follow.track(u, row, call.unit)
-        return replaced
+                u = leaf.clone()  # a leaf must not be changed in place
+            if self.open:
+                row = self._measure(call)
+                self.rows.append(row)
+                self.called.add(call.module)
+                if leaf is not None:
+                    self._leaves.append(leaf)
+                if u.requires_grad:
+                    u.register_hook(lambda gradient: self._gradient(row, gradient))
+                self.follow.track(u, row, call.unit)
+            return None if leaf is None else u
 
     def _measure(self, call: Call) -> Row:
-        u, layer, row = call.output, call.module, Row(call.label, reached=False)
-        empty = isinstance(u, Tensor) and u.shape[call.unit] == 0
-        if not empty:
-            mean, variance = call.moments()
-        weight = self.follow.weights.get(u)
-        weight = layer.weight if weight is None else weight
-        self._weights.append((layer, weight))
-        row.trained = weight.requires_grad
-        if empty:
+        """What can be read off a call alone; the weight is looked at afterwards."""
+        u, layer = call.output, call.module
+        row = Row(call.label, kind=next(kind.__name__ for kind in KINDS if isinstance(layer, kind)), reached=False)
+        # Not layer.weight: a parametrisation would compute it anew, and may change with each time.
+        weight = self.follow.weights.get(u) if isinstance(u, Tensor) else None
+        self._weights.append((row, layer, layer.weight if weight is None else weight))
+        if isinstance(u, Tensor) and u.shape[call.unit] == 0:
             return row
+        mean, variance = call.moments()
         u = u.detach()
         row.units, row.samples, row.dtype = len(mean), call.samples, u.dtype
         row.mean_squared, row.variance = mean.square().mean().item(), variance.mean().item()
         row.forward = row.mean_squared + row.variance
         row.largest = max(abs(each.item()) for each in u.aminmax())
-        row.fans = fans(layer)
-        found = drawn.weigh(weight, self._generator)
-        row.weight = found.second
-        row.fits = drawn.schemes_of(found, row.fans, schemes.torch_default.connections(layer))
         x = call.args[0] if call.args else call.kwargs.get("input")
         if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
             x = x.detach()
-            row.entering = mean_square(x)
-            row.predicted = found.second * _reach(layer, x, u)
-            if layer.bias is not None:
-                row.predicted += mean_square(layer.bias)
-            if len(self.rows) == 0:
+            row.entering, row.predicted = mean_square(x), _reach(layer, x, u)  # for weights of variance 1, so far
+            if not self.rows:
                 _, spread = call._replace(output=x).moments()
                 self.alike = spread.mean().item() / row.entering if row.entering else math.nan
         return row
+
+    def weigh(self) -> None:
+        """What the weight of each row says."""
+        for row, layer, weight in self._weights:
+            row.trained, row.tied = weight.requires_grad, self._embeddings.get(id(weight), "")
+            row.parametrised = "weight" not in dict(layer.named_parameters(recurse=False))
+            if not row.units:
+                continue
+            names = () if isinstance(layer, nn.Linear) else ("groups", "stride", "transposed")
+            geometry = {name: getattr(layer, name) for name in names}
+            row.fans, of_torch = fans(weight, **geometry), schemes.torch_default.connections(weight, **geometry)
+            found = drawn.weigh(weight)
+            row.weight, row.fits = found.second, drawn.schemes_of(found, row.fans, of_torch)
+            row.predicted = found.second * row.predicted + (0.0 if layer.bias is None else mean_square(layer.bias))
+            if row.parametrised and of_torch.n_in:
+                row.lost = drawn.lost(layer, self._written.get(layer), weight, 1 / (3 * of_torch.n_in))
 
     def _normalised(self, path: Path) -> None:
         path.source.normalised = True
@@ -317,20 +349,20 @@ class _Measurement:
 
     def pull_back(self, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
         """Send the gradient back, and read that of each weight."""
-        wanted = {id(weight): weight for _, weight in self._weights if weight.requires_grad}
+        wanted = {id(weight): weight for _, _, weight in self._weights if weight.requires_grad}
         inputs = [*wanted.values(), *self._leaves]
         if not (roots and inputs):
             return
         found = torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
         gradients = dict(zip(wanted, found, strict=False))
-        for row, (layer, weight) in zip(self.rows, self._weights, strict=True):
+        for row, layer, weight in self._weights:
             gradient = gradients.get(id(weight))
             if gradient is not None and row.units:
                 row.weight_gradient = mean_square(gradient)
-                row.twins = drawn.twins(layer, weight.detach(), gradient, self._generator)
+                row.twins = drawn.twins(layer, weight, gradient)
 
 
-def _table(rows: Sequence[Row], findings: tuple[Finding, ...], loss: float) -> Probe:
+def _table(rows: Sequence[Row], findings: tuple[Finding, ...], loss: float, unseen: tuple[str, ...]) -> Probe:
     numbers = {name: np.array([getattr(row, name) for row in rows]) for name in _NUMBERS}
     for name in ("weight", "weight_gradient"):
         numbers[name] = np.sqrt(numbers[name])
@@ -356,6 +388,7 @@ def _table(rows: Sequence[Row], findings: tuple[Finding, ...], loss: float) -> P
         activation=tuple(row.activation for row in rows),
         findings=findings,
         loss=loss,
+        unseen=unseen,
         **numbers,
     )
 
@@ -394,19 +427,22 @@ def _reach(layer: nn.Module, x: Tensor, u: Tensor) -> float:
 
 
 def _real(output: object) -> Iterator[Tensor]:
-    """The real tensors in what a model returns."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point() and output.numel():
-            yield output
-    elif isinstance(output, Mapping):
-        for each in output.values():
-            yield from _real(each)
-    elif isinstance(output, list | tuple):
-        for each in output:
-            yield from _real(each)
-    elif dataclasses.is_dataclass(output) or hasattr(output, "__dict__"):
-        for each in vars(output).values():
-            yield from _real(each)
+    """The real tensors in what a model returns: itself, or in containers and the attributes of its parts; each once."""
+    seen, waiting = {}, [output]  # the dictionary keeps what was seen alive, so that no identity comes twice
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or isinstance(each, nn.Module | nn.Parameter):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, Tensor):
+            if each.is_floating_point() and each.numel():
+                yield each
+            continue
+        if isinstance(each, Mapping):
+            each = list(each.values())
+        elif not isinstance(each, list | tuple):
+            each = list(getattr(each, "__dict__", {}).values())
+        waiting.extend(reversed(each))
 
 
 def _roots(
@@ -414,7 +450,7 @@ def _roots(
 ) -> tuple[float, list[Tensor], list[Tensor | None]]:
     """Value of the loss, and the tensors that the gradient starts from with the gradient at each."""
     if loss is None:
-        tensors = list({id(each): each for each in _real(output)}.values())
+        tensors = list(_real(output))
         if not tensors:
             raise ValueError(f"model returns no real tensor, got {type(output).__name__}: give a loss")
         generator = runtime.generator(seed)
@@ -429,13 +465,3 @@ def _roots(
     if not value.requires_grad:
         raise ValueError("loss must depend on the parameters through functions that torch can differentiate")
     return value.detach().double().item(), [value.sum()], [None]
-
-
-def _left_behind(rows: Sequence[Row], parametrised: set[str], known: set[str]) -> list[tuple[str, str]]:
-    """Parametrised layers that are as torch draws them, in a model whose other layers are not."""
-    plain = {row.scheme for row in rows if row.name not in parametrised}
-    if not plain & {"he", "lecun", "glorot", "orthogonal"} or "torch default" in plain:
-        return []
-    why = "it has torch's default scale, and the other layers have not"
-    names = [row.name for row in rows if row.name in parametrised and row.scheme == "torch default"]
-    return [(name, why) for name in names if name not in known]

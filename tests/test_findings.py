@@ -37,7 +37,7 @@ def test_what_is_wrong_is_found_first_and_explained(name):
         assert len(found) == 1
     text = str(found[0])
     assert text.startswith(found[0].kind.capitalize())
-    assert text.endswith(f"(Chapter {found[0].chapter}.)")
+    assert text.endswith(f"(Chapter {found[0].chapter.lstrip('0')}.)")
     assert found[0].layers
     assert not {"nan", "None", "tensor("} & set(text.split())
 
@@ -55,10 +55,10 @@ def test_batch_normalisation_is_blamed_for_gradients_that_it_makes_explode():
 
 def test_mean_of_the_data_is_blamed_when_samples_are_alike_from_the_start():
     (found,) = probe(*BROKEN["samples alike/data"](0)).findings
-    assert "What enters the network" in found.text
+    assert "What enters the first layer" in found.text
     assert "mean of the data" in found.remedy
     (found,) = probe(*BROKEN["samples alike/depth"](0)).findings
-    assert "What enters the network" not in found.text
+    assert "What enters the first layer" not in found.text
 
 
 def test_pooled_standard_deviation_of_one_hides_nothing():
@@ -179,6 +179,14 @@ def test_copies_of_a_trained_layer_that_went_apart_are_not_complained_of():
     assert probe(model, normal(64, 32)).findings == ()
 
 
+def test_copies_of_a_layer_are_named_as_torch_itself_does_not():
+    """Its documentation recommends to initialise them anew."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    for count, expected in ((1, []), (2, ["reused random numbers"])):
+        model = nn.TransformerEncoder(layer, count, enable_nested_tensor=False)
+        assert kinds(probe(model, normal(8, 16, 64)).findings) == expected
+
+
 def test_attention_drawn_matrix_by_matrix_is_fine():
     assert probe(encoder(), normal(8, 16, 64)).findings == ()
     assert kinds(probe(encoder(apart=False), normal(8, 16, 64)).findings) == ["packed matrices"]
@@ -236,10 +244,12 @@ def series(first, factor):
     return [first * factor**k for k in range(len(ROWS))]
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("factor", "expected"), [(1.0, ""), (3.5, ""), (4.5, "up"), (1 / 3.5, ""), (1 / 4.5, "down")])
-def test_trend_counts_from_the_factor_on(direction, factor, expected):
-    """Eleven steps of 4 make 2 ** 22."""
+@pytest.mark.parametrize(
+    ("direction", "limit"), [("forward", 4.0), ("backward", 2**2.2)]
+)  # eleven steps, ten without the head: 2 ** 22
+@pytest.mark.parametrize(("share", "expected"), [(0.0, ""), (0.97, ""), (1.03, "up"), (-0.97, ""), (-1.03, "down")])
+def test_trend_counts_from_the_factor_on(direction, limit, share, expected):
+    factor = limit**share
     rows = [
         dataclasses.replace(row, **{direction: value}, **({"variance": value} if direction == "forward" else {}))
         for row, value in zip(ROWS, series(1.0, factor), strict=True)
@@ -258,11 +268,12 @@ def test_chance_in_a_narrow_network_is_allowed_for():
 
 
 def test_one_loud_layer_is_named_unless_something_divides_again():
-    loud = {"weight": 33 / 256, "fits": ()}
+    loud = {"weight": 33 / 256, "fits": (), "forward": 33.0}
     assert judged(changed(5, **loud)) == ["exploding"]
-    assert judged(changed(5, weight=31 / 256, fits=())) == []
+    assert judged(changed(5, weight=31 / 256, fits=(), forward=33.0)) == []
     assert judged(changed(5, **loud, normalised=True)) == []
     assert judged(changed(5, **loud, activation="tanh")) == []
+    assert judged(changed(5, **(loud | {"forward": 31.0}))) == []  # it makes a small signal large again
     assert judged(changed(11, **loud), entropies=[Entropy(9.0, 10, 0.1)]) == ["loss at start"]
 
 
@@ -272,13 +283,25 @@ def test_share_of_the_sample_variance_has_a_limit():
         assert judged(changed(variance=2.0 * share * factor)) == expected
     assert judged(changed(variance=0.0, samples=findings.SAMPLES - 1)) == []
     assert judged(changed(7, variance=0.0)) == []  # one layer alone
+    rows = [sound(k, variance=0.0 if k in (3, 4) else 1.5) for k in range(12)]
+    assert judged(rows) == []  # a side branch
+    assert judged([*rows[:10], *changed(variance=0.0)[10:]]) == ["samples alike"]
+    assert judged([*rows, sound(12, units=1, variance=0.0)]) == []  # one unit, whose mean is large by chance
+    assert judged([*changed(variance=0.0), sound(12, units=1)]) == ["samples alike"]
+    rows = [sound(k, variance=0.0, fits=("torch default",), activation="tanh") for k in range(12)]
+    assert judged(rows) == []  # biases remain
+    assert judged(rows, alike=0.01) == ["samples alike"]
 
 
 def test_dead_units_count_where_chance_cannot_explain_them():
     limit = 0.5 + 4 * math.sqrt(0.25 / 256)
     assert judged(changed(4, dead=limit + 0.01)) == ["dead units"]
     assert judged(changed(4, dead=limit - 0.01)) == []
-    assert judged(changed(4, dead=0.9, units=16)) == []
+    assert judged(changed(4, dead=0.75, units=16)) == []
+    assert judged(changed(4, dead=1.0, units=13)) == []
+    assert judged(changed(4, dead=1.0, units=14)) == ["dead units"]
+    assert judged(changed(dead=1.0, units=2)) == ["dead units"]  # 24 units, two a layer
+    assert judged(changed(dead=1.0, units=1)) == []
     assert judged(changed(4, dead=1.0, samples=2)) == []
 
 
@@ -288,13 +311,18 @@ def test_saturation_has_a_limit():
 
 
 def test_default_layers_count_when_they_are_many():
-    default = {"fits": ("torch default",), "weight": 1 / 768}
     assert findings.DEFAULTS == 9
-    for count, expected in ((8, []), (9, ["torch's default"])):
-        rows = [sound(k, **default) if k < count else sound(k) for k in range(12)]
-        assert judged(rows) == expected
-        assert judged([dataclasses.replace(row, normalised=True) for row in rows]) == []
-        assert judged([dataclasses.replace(row, activation="") for row in rows]) == []
+
+    def rows(count, factor, **changes):
+        default = {"fits": ("torch default",), "weight": 1 / 768, **changes}
+        few = {"samples": findings.SAMPLES - 1}  # too few to say that they are alike
+        return [sound(k, variance=factor**-k, **few, **(default if k < count else {})) for k in range(12)]
+
+    assert judged(rows(8, 6)) == []
+    assert judged(rows(9, 6)) == judged(rows(12, 5)) == ["torch's default"]
+    assert judged(rows(12, 2)) == []  # skip connections carry the signal past the layers
+    assert judged(rows(12, 6, normalised=True)) == []
+    assert judged(rows(12, 6, activation="")) == []
 
 
 def test_fan_out_counts_among_fan_ins():
@@ -305,6 +333,10 @@ def test_fan_out_counts_among_fan_ins():
     assert judged([dataclasses.replace(row, fits=("he", "he fan-out")) for row in rows]) == []
     assert judged([dataclasses.replace(row, normalised=True) for row in rows]) == []
     assert judged([sound(k, **swapped) for k in range(6)]) == []
+    # He's fan-out is LeCun's fan-in where a layer doubles the units: no witness against the others.
+    doubling = {"fans": Fans(64, 128), "weight": 2 / 128, "fits": ("lecun", "he fan-out")}
+    first = {"fans": Fans(27, 144), "weight": 2 / 144, "fits": ("he fan-out",)}
+    assert judged([sound(0, **first), *(sound(k, **doubling) for k in range(1, 5))]) == []
 
 
 def test_loss_is_compared_with_a_guess_and_its_error():
@@ -319,7 +351,7 @@ def test_half_precision_has_two_ends():
     assert judged(changed(5, **half, largest=65504 / 15)) == ["half precision"]
     assert judged(changed(5, **half, largest=math.inf, forward=math.inf)) == ["half precision"]
     assert judged(changed(5, **half, backward=1e-10)) == ["half precision"]
-    assert judged(changed(5, **half, backward=0.0)) == ["half precision"]
+    assert judged(changed(5, **half, backward=0.0)) == []  # a head may start at zero
     assert judged(changed(dtype=torch.bfloat16, largest=65504.0, backward=1e-10)) == []
 
 
@@ -341,10 +373,24 @@ def test_equal_units_count_when_they_are_half_and_move_together():
 def test_facts_become_findings():
     assert judged(ROWS, not_called=["a", "b"]) == ["not called"]
     assert judged(ROWS, copies=[("a", "b"), ("c", "d")]) == ["reused random numbers"]
-    assert judged(ROWS, lost=[("a", "why")]) == ["initialisation without effect"]
-    assert judged(ROWS, packed=[("a", "why")]) == ["packed matrices"]
+    assert judged(changed(4, lost="why")) == ["initialisation without effect"]
+    assert judged(ROWS, packed=[("a", "why", False)]) == ["packed matrices"]
     text = judge(ROWS, Facts(not_called=list("abcde")))[0].text
     assert "'a', 'b', 'c' and 2 more" in text
+
+
+def test_parametrised_layer_left_as_torch_drew_it_counts_among_layers_of_its_kind():
+    left = {"parametrised": True, "fits": ("torch default",), "weight": 1 / 768}
+    assert judged(changed(4, **left)) == ["initialisation without effect"]
+    assert judged(changed(4, **left, kind="Conv2d")) == []
+    assert judged([*changed(4, **left), sound(12, fits=("torch default",))]) == []
+    assert judged(changed(4, **(left | {"parametrised": False}))) == []
+
+
+def test_packed_matrices_count_where_others_were_drawn_on_purpose():
+    default = changed(fits=("torch default",), activation="")
+    for rows, of_torch, expected in ((ROWS, True, 1), (ROWS, False, 1), (default, True, 0), (default, False, 1)):
+        assert judged(rows, packed=[("a", "why", of_torch)]) == ["packed matrices"] * expected
 
 
 def test_cause_comes_before_symptoms_and_replaces_those_it_explains():
@@ -357,8 +403,9 @@ def test_rows_without_units_or_samples_are_passed_over():
 
 
 def test_finding_reads_as_a_paragraph():
-    finding = Finding("dead units", ("a",), "Text.", "Remedy.", "06")
-    assert str(finding) == "Dead units. Text. Remedy. (Chapter 06.)"
+    for chapter, number in (("06", "6"), ("08b", "8b"), ("10", "10")):
+        finding = Finding("dead units", ("a",), "Text.", "Remedy.", chapter)
+        assert str(finding) == f"Dead units. Text. Remedy. (Chapter {number}.)"
 
 
 # --- schemes ----------------------------------------------------------------------------------
@@ -397,9 +444,13 @@ def test_strange_weights_fit_nothing_or_say_what_they_are():
 
 
 def test_few_weights_take_the_scheme_of_the_many():
-    rows = [sound(0), sound(1), sound(2, fits=("glorot", "he")), sound(3, fits=()), sound(4, fits=("he fan-out",))]
+    several = [("he",), ("he",), ("glorot", "he"), (), ("he fan-out",), ("selu 3/4",)]
+    rows = [sound(k, fits=fits) for k, fits in enumerate(several)]
     name_schemes(rows)
-    assert [row.scheme for row in rows] == ["he", "he", "he", "none", "none"]
+    assert [row.scheme for row in rows] == ["he", "he", "he", "none", "he fan-out", "none"]
+    rows[5].activation = "selu"
+    name_schemes(rows)
+    assert rows[5].scheme == "selu 3/4"
 
 
 def test_constants_are_those_that_the_book_derives():

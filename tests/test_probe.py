@@ -356,6 +356,17 @@ def test_outputs_of_all_kinds_are_read_out_with_unit_coefficients(wrap):
     assert found.backward[0] == pytest.approx(1, abs=6 * math.sqrt(2 / 8000))
 
 
+def test_output_that_contains_itself_and_its_model_is_read_out_once():
+    class Answer:
+        def __init__(self, model, logits):
+            self.model, self.logits, self.again, self.me = model, logits, [logits], self
+
+    model = Returns(lambda u: u)
+    expected = probe(model, normal(T, 3))
+    model.wrap = lambda u: Answer(model, u)
+    np.testing.assert_array_equal(probe(model, normal(T, 3)).backward, expected.backward)
+
+
 def test_read_out_is_fixed_by_its_seed_and_by_nothing_else():
     model, x = mlp([4, 8, 3]), normal(T, 4)
     first = probe(model, x)
@@ -475,6 +486,47 @@ def test_layers_that_a_checkpoint_calls_again_have_one_row():
     found = probe(model, normal(T, 4))
     assert found.names == ("body.0", "body.2", "head")
     assert np.isfinite(found.backward).all()
+
+
+def test_checkpoint_that_cannot_be_differentiated_so_says_what_to_do():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.body = nn.Linear(4, 4), mlp([4, 8, 2])
+
+        def forward(self, x):
+            return checkpoint(self.body, self.first(x), use_reentrant=True)
+
+    model = Checkpointed()
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        probe(model, normal(T, 4))
+    assert snapshot(model) == before
+
+
+class Product(nn.Module):
+    """A linear layer that is written out, and a pooled embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingBag(9, 4)
+        self.weight, self.bias = nn.Parameter(normal(4, 8)), nn.Parameter(torch.zeros(1, 8))
+        self.cells, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, words):
+        return self.head(self.cells((self.table(words) @ self.weight + self.bias)[:, None])[0])
+
+
+def test_matrices_outside_of_layers_are_named_as_not_measured():
+    found = probe(Product(), integers(9, T, 3))
+    assert found.names == ("head",)
+    assert found.unseen == ("weight", "cells.weight_ih_l0", "cells.weight_hh_l0")
+    assert found.to_dict()["unseen"] == list(found.unseen)
+    for page in (str(found), found._repr_html_()):
+        assert "Not measured, as no linear layer or convolution holds them: weight, cells.weight_ih_l0" in page
+    assert probe(mlp([4, 8]), normal(T, 4)).unseen == ()
+    found = dataclasses.replace(found, unseen=tuple("abcde"))
+    assert "holds them: a, b, c and 2 more." in str(found)
 
 
 def test_compiled_model_is_measured_without_compiling_for_it():
@@ -620,7 +672,9 @@ def test_arguments_are_checked():
         probe(model, x[:0])
     with pytest.raises(ValueError, match="has no shape yet"):
         probe(nn.Sequential(nn.LazyLinear(3)), x)
-    with pytest.raises(ValueError, match="no linear layer or convolution, got ReLU"):
+    with torch.device("meta"), pytest.raises(ValueError, match=r"'0\.weight' of the model has no values .*to_empty"):
+        probe(nets.mlp([3, 2]), x)
+    with pytest.raises(ValueError, match=r"got ReLU; a scripted, exported or quantised one hides them"):
         probe(nn.ReLU(), x)
     with pytest.raises(ValueError, match="'zz' fits no layer"):
         probe(model, x, layers="zz")
@@ -693,7 +747,8 @@ def test_findings_are_printed_and_escaped():
 
 
 def test_columns_become_a_data_frame_and_plain_lists(found):
-    pd = pytest.importorskip("pandas")
+    import pandas as pd
+
     frame = found.to_pandas()
     assert isinstance(frame, pd.DataFrame)
     assert list(frame.index) == list(found.names)
@@ -727,8 +782,9 @@ def test_plot_of_zeros_and_infinities_draws_without_warning():
     plt.close(fig)
 
 
-def test_whole_measurement_costs_at_most_three_passes():
-    model, x = mlp([512] * 8 + [10]), normal(256, 512)
+@pytest.mark.parametrize("samples", [64, 256])
+def test_whole_measurement_costs_at_most_three_passes(samples):
+    model, x = mlp([512] * 8 + [10]), normal(samples, 512)
 
     def seconds(work):
         start = time.process_time()
@@ -738,9 +794,12 @@ def test_whole_measurement_costs_at_most_three_passes():
     def plain():
         torch.autograd.grad(model(x).sum(), list(model.parameters()))
 
-    plain(), probe(model, x)
-    ratios = [seconds(lambda: probe(model, x)) / seconds(plain) for _ in range(7)]
-    assert min(ratios) < 3
+    ours, theirs = math.inf, math.inf  # the least of several: others use the processor too
+    for _ in range(40):
+        ours, theirs = min(ours, seconds(lambda: probe(model, x))), min(theirs, seconds(plain))
+        if ours < 3 * theirs:
+            return
+    pytest.fail(f"a probe takes {ours / theirs:.2f} times the time of a pass forward and back")
 
 
 def test_snapshot_sees_what_a_probe_could_change(mixed):

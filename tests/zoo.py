@@ -1,11 +1,12 @@
 """Models that are initialised well, and models that are not: name, and what probe is to be given, by seed."""
 
+import itertools
 import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 from initlib import constant, generator, initialize, nets, schemes
 
@@ -139,6 +140,109 @@ def tied(n, loud):
     return drawn(model, "lecun_normal", n, overrides=overrides)
 
 
+class Gated(nn.Module):
+    """Normalised convolutions with gates for their channels, which see the mean of the image (squeeze and excite)."""
+
+    def __init__(self, width=64, blocks=3):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.Linear(width, CLASSES)
+        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(blocks))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(blocks + 1))
+        self.squeeze = nn.ModuleList(nn.Conv2d(width, 2, 1) for _ in range(blocks))
+        self.excite = nn.ModuleList(nn.Conv2d(2, width, 1) for _ in range(blocks))
+
+    def forward(self, images):
+        x = F.silu(self.norms[-1](self.stem(images)))
+        for conv, norm, squeeze, excite in zip(self.convs, self.norms, self.squeeze, self.excite, strict=False):
+            y = F.silu(norm(conv(x)))
+            x = x + y * torch.sigmoid(excite(F.silu(squeeze(y.mean((2, 3), keepdim=True)))))
+        return self.head(x.mean((2, 3)))
+
+
+class Radiance(nn.Module):
+    """Eight rectified layers, the fifth of which sees the input again (NeRF)."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.ModuleList(nn.Linear(m, 128) for m in (63, 128, 128, 128, 128, 191, 128, 128))
+        self.head = nn.Linear(128, 4)
+
+    def forward(self, x):
+        h = x
+        for k, layer in enumerate(self.body):
+            h = F.relu(layer(torch.cat([x, h], -1) if k == 5 else h))
+        return self.head(h)
+
+
+def vgg(n):
+    """torchvision's start: convolutions by He's fan-out, linear layers of standard deviation 0.01."""
+    widths, parts = (3, 16, 32, 64, 64), []
+    for m, k in itertools.pairwise(widths):
+        parts += [nn.Conv2d(m, k, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(2)]
+    model = drawn(nn.Sequential(*parts, nn.Flatten(), *nets.mlp([64, 128, 128, CLASSES])), FAN_OUT, n)
+    return with_std(model, 0.01, n + 1)
+
+
+def generative(n):
+    """DCGAN's generator: standard deviation 0.02 throughout, normalised, tanh at the end."""
+    parts = [nn.ConvTranspose2d(50, 64, 4, bias=False)]
+    for m, k in ((64, 32), (32, 16)):
+        parts += [nn.BatchNorm2d(m), nn.ReLU(True), nn.ConvTranspose2d(m, k, 4, 2, 1, bias=False)]
+    model = nn.Sequential(*parts, nn.BatchNorm2d(16), nn.ReLU(True), nn.ConvTranspose2d(16, 3, 4, 2, 1), nn.Tanh())
+    g = generator(n)
+    for layer in model:
+        if isinstance(layer, nn.ConvTranspose2d):
+            nn.init.normal_(layer.weight, 0, 0.02, generator=g)
+    return model
+
+
+def language(n):
+    """GPT-2's start: standard deviation 0.02, less at the end of a branch; the head is the table of tokens."""
+    model, g = nets.transformer(200, 16, 64, 4, tied=True), generator(n)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            end = name.endswith(("down.weight", "out.weight"))
+            nn.init.normal_(parameter, 0, 0.02 / (8**0.5 if end else 1), generator=g)
+    return model
+
+
+def spectral(n, how):
+    model = drawn(nets.mlp([64, 128, 128, CLASSES]), "he_normal", n)
+    for layer in linears(model):
+        if how == "new":
+            parametrizations.spectral_norm(layer)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                nn.utils.spectral_norm(layer)
+    return model
+
+
+def half_with_zero_head(n):
+    model = mlp([64] * 4 + [CLASSES], n=n).half()
+    nn.init.zeros_(model[-1].weight)
+    return model
+
+
+def low_rank(n):
+    """Frozen layers with an update of rank 4 beside each, which starts at zero (LoRA)."""
+
+    class Update(nn.Module):
+        def __init__(self, rows, columns):
+            super().__init__()
+            self.down = nn.Parameter(torch.randn(4, columns, generator=g) / columns**0.5)
+            self.up = nn.Parameter(torch.zeros(rows, 4))
+
+        def forward(self, weight):
+            return weight + self.up @ self.down
+
+    model, g = mlp([64] * 4 + [CLASSES], n=n), generator(n + 1)
+    for layer in linears(model):
+        layer.weight.requires_grad_(False)
+        parametrize.register_parametrization(layer, "weight", Update(*layer.weight.shape))
+    return model
+
+
 FAN_OUT = schemes.he_normal.replace(average="fan_out")
 
 HEALTHY = {
@@ -182,6 +286,28 @@ HEALTHY = {
     "recurrent": lambda n: (Recurrent(), normal(16, 10, 20, n=n), None),
     "frozen": lambda n: (frozen(n), normal(64, 64, n=n), None),
     "weight_norm": lambda n: (weight_norm_behind(n), normal(64, 64, n=n), None),
+    "vgg": lambda n: (vgg(n), normal(4, 3, 16, 16, n=n), cross_entropy(CLASSES, n)),
+    "gated": lambda n: (
+        drawn(Gated(), FAN_OUT, n, overrides={"head": "torch_default"}), normal(8, 3, 8, 8, n=n),
+        cross_entropy(CLASSES, n),
+    ),
+    "generative": lambda n: (generative(n), normal(8, 50, 1, 1, n=n), None),
+    "language": lambda n: (language(n), integers(200, 8, 16, n=n), cross_entropy(200, n)),
+    "unet_default": lambda n: (drawn(nets.unet(1, 2), "torch_default", n), normal(4, 1, 32, 32, n=n), None),
+    "radiance_default": lambda n: (drawn(Radiance(), "torch_default", n), normal(256, 63, n=n), None),
+    "mlp_default": lambda n: (
+        mlp([64] + [128] * 6 + [CLASSES], "torch_default", n), normal(64, 64, n=n), cross_entropy(CLASSES, n)
+    ),
+    "tanh_default": lambda n: (mlp([2, 20, 20, 20, 1], "torch_default", n, "tanh"), normal(99, 2, n=n) / 4 + 0.5, None),
+    "mlp_glorot": lambda n: (mlp([64] + [128] * 8 + [CLASSES], "glorot_uniform", n), normal(64, 64, n=n), None),
+    "attention_of_torch": lambda n: (
+        drawn(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), "torch_default", n),
+        normal(8, 16, 64, n=n), None,
+    ),
+    "spectral_norm": lambda n: (spectral(n, "new"), normal(64, 64, n=n), None),
+    "spectral_norm_old": lambda n: (spectral(n, "old"), normal(64, 64, n=n), None),
+    "low_rank": lambda n: (low_rank(n), normal(64, 64, n=n), None),
+    "half_with_zero_head": lambda n: (half_with_zero_head(n), normal(64, 64, n=n).half(), None),
     "half": lambda n: (mlp([64] * 5 + [10], n=n).half(), normal(64, 64, n=n).half(), None),
 }  # fmt: skip
 
@@ -283,6 +409,12 @@ BROKEN = {
     "samples alike/data": lambda n: (mlp([100] * 5 + [10], n=n), normal(64, 100, n=n) + 6, None),
     "samples alike/depth": lambda n: (mlp([1000] * 40 + [10], n=n), normal(16, 1000, n=n) + 1, None),
     "dead units/bias": lambda n: (with_bias(n, -4.0), normal(64, 100, n=n), None),
+    "dead units/narrow": lambda n: (
+        (lambda model: ([nn.init.constant_(conv.bias, -6.0) for conv in model[::2]], model)[1])(
+            drawn(nn.Sequential(*[p for m in (3, 8, 8) for p in (nn.Conv2d(m, 8, 3), nn.ReLU())]), "he_normal", n)
+        ),
+        normal(4, 3, 12, 12, n=n), None,
+    ),
     "saturated units/std": lambda n: (
         with_std(nets.mlp([100] * 6 + [10], "tanh"), 1.0, n), normal(64, 100, n=n), None
     ),
