@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from unittest import mock
 
 from jupyter_cache import get_cache
 from jupyter_cache.executors import load_executor
@@ -69,20 +70,14 @@ def execute_side_by_side(app):
     todo = pending(cache, notebooks)
     if len(todo) < 2 or runtime.device().type != "cpu":
         return
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        report = logging.getLogger(__name__)
-        report.setLevel(logging.INFO)  # the executor names each notebook as it starts
+    report = logging.getLogger(__name__)
+    report.setLevel(logging.INFO)  # the executor names each notebook as it starts
+    # Each process would cut the cache to its limit behind every notebook, and take what another has just added for old.
+    whole = mock.patch.object(type(cache), "truncate_caches")
+    with mock.patch.dict(os.environ, dict.fromkeys(THREADS, "1")), whole:
         load_executor("local-parallel", cache, report).run_and_cache(
             filter_pks=todo, timeout=app.config.nb_execution_timeout
         )
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def repository_options(environ=os.environ):
@@ -107,9 +102,10 @@ def repository_options(environ=os.environ):
     }
 
 
-def add_repository(app, config):
-    """Add the repository buttons when the address is known."""
+def add_addresses(app, config):
+    """Add the repository buttons, and the pages' own addresses to what others show of them, when they are known."""
     config.html_theme_options.update(repository_options())
+    config.html_baseurl = os.environ.get("BOOK_BASE_URL", "")
 
 
 def repair_page(app, pagename, templatename, context, doctree):
@@ -138,7 +134,7 @@ def label_toggles(app, pagename, templatename, context, doctree):
 def setup(app):
     """Called by Sphinx; see `local_extensions` in _config.yml."""
     app.connect("config-inited", choose_cache)
-    app.connect("config-inited", add_repository)
+    app.connect("config-inited", add_addresses)
     app.connect("builder-inited", execute_side_by_side)
     app.connect("html-page-context", repair_page)
     app.connect("html-page-context", label_toggles, priority=900)  # behind the theme, which adds the function

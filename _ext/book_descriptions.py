@@ -4,12 +4,14 @@ A page whose front matter has ``html_meta: description`` says it itself.
 """
 
 import html
+import posixpath
 import re
 
 from docutils import nodes
 
 LONGEST = 200  # characters; what is longer is cut by those who show it
 ENOUGH = 80  # a subtitle alone is shorter: the next paragraph follows
+PICTURE = "_static/cover.png"
 END_OF_SENTENCE = re.compile(r"(?<=[.?!])\s+")
 FORMULA = re.compile(r"[\\^{}]|\w_\w")
 
@@ -59,8 +61,9 @@ def add_description(app, pagename, templatename, context, doctree):
     tags = {"og:site_name": app.config.project, "og:type": "article", "og:title": app.env.titles[pagename].astext()}
     if text:
         tags["og:description"] = text
-    if context.get("pageurl"):
+    if context.get("pageurl"):  # others need whole addresses: the picture is there only if the site has one
         tags["og:url"] = context["pageurl"]
+        tags["og:image"] = posixpath.join(app.config.html_baseurl, PICTURE)
     lines = [f'<meta property="{name}" content="{html.escape(value)}">' for name, value in tags.items()]
     if text and not own:
         lines.append(f'<meta name="description" content="{html.escape(text)}">')

@@ -1,6 +1,9 @@
 """The local Sphinx extension: when must the notebooks run again, and who hosts the book?"""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import book_build
@@ -8,6 +11,8 @@ import nbformat
 import pytest
 from bs4 import BeautifulSoup
 from jupyter_cache import get_cache
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -139,3 +144,47 @@ def test_the_address_fills_the_buttons():
     assert "colab_url" not in options["launch_buttons"]
     other = book_build.repository_options({"BOOK_REPOSITORY_URL": "https://x", "BOOK_REPOSITORY_BRANCH": "dev"})
     assert other["repository_branch"] == "dev"
+
+
+@pytest.fixture(scope="module")
+def hosted(tmp_path_factory):
+    """A book of two pages with this book's own settings, built where the addresses are known."""
+    folder = tmp_path_factory.mktemp("book")
+    for name in ("_config.yml", "_ext", "_static", "references.bib"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "_toc.yml").write_text("format: jb-book\nroot: intro\nchapters:\n- file: chapters/01_one\n")
+    (folder / "intro.md").write_text("# Opening\n\nWhat this is about.\n")
+    (folder / "chapters").mkdir()
+    cell = nbformat.v4.new_markdown_cell("# One\n\nText.")
+    kernel = {"language_info": {"name": "python"}}
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata=kernel)
+    nbformat.write(notebook, folder / "chapters" / "01_one.ipynb")
+    addresses = {
+        "BOOK_REPOSITORY_URL": "https://github.com/me/book",
+        "BOOK_REPOSITORY_BRANCH": "dev",
+        "BOOK_BASE_URL": "https://example.org/book/",
+    }
+    command = [Path(sys.executable).with_name("jupyter-book"), "build", folder, "-W", "-n"]
+    done = subprocess.run(command, env=os.environ | addresses, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return lambda page: BeautifulSoup((folder / "_build" / "html" / page).read_text(encoding="utf-8"), "html.parser")
+
+
+@pytest.mark.parametrize(
+    ("page", "source"), [("intro.html", "intro.md"), ("chapters/01_one.html", "chapters/01_one.ipynb")]
+)
+def test_buttons_lead_to_the_source_of_the_page(hosted, page, source):
+    links = {link["href"] for link in hosted(page).select(".dropdown-menu a[href]")}
+    assert f"https://github.com/me/book/edit/dev/{source}" in links
+    assert "https://github.com/me/book" in links
+    assert any(link.startswith("https://github.com/me/book/issues/new?") for link in links)
+    if source.endswith(".ipynb"):
+        binder = next(link for link in links if "mybinder.org" in link)
+        assert binder == f"https://mybinder.org/v2/gh/me/book/dev?urlpath=lab/tree/{source}"
+
+
+def test_others_get_whole_addresses(hosted):
+    tags = {tag["property"]: tag["content"] for tag in hosted("chapters/01_one.html").select("meta[property]")}
+    assert tags["og:url"] == "https://example.org/book/chapters/01_one.html"
+    assert tags["og:image"] == "https://example.org/book/_static/cover.png"
+    assert (ROOT / "_static" / "cover.png").exists()
