@@ -44,6 +44,11 @@ class Claim:
     section: str = ""
     anchor: str = ""
 
+    @property
+    def statistical(self):
+        """Whether chance is involved: then distances are counted in standard errors."""
+        return "s.e." in self.off
+
 
 def parse(label, numbers, passed):
     """A claim from the words of a check; if it failed, or its form is unknown, the words stay together."""
@@ -150,19 +155,33 @@ class ClaimsRole(SphinxRole):
 
 
 class ClaimsDirective(SphinxDirective):
-    """All claims, a section and a table for each chapter."""
+    """All claims: how many in each chapter, then a section with a table for each."""
 
     def run(self):
-        claims = show(self.env)
-        if not any(claims.values()):
+        claims = {page: found for page, found in show(self.env).items() if found}
+        if not claims:
             return [nodes.paragraph("", "No chapter was run when these pages were built: there is nothing to list.")]
-        return [self.section(page, found) for page, found in claims.items() if found]
+        return [self.overview(claims), *(self.section(page, found) for page, found in claims.items())]
+
+    def overview(self, claims):
+        rows = [
+            [
+                [nodes.reference("", self.title(page), refid=section_id(page), internal=True)],
+                f"{len(found):,}",
+                f"{sum(claim.statistical for claim in found):,}",
+            ]
+            for page, found in claims.items()
+        ]
+        every = [claim for found in claims.values() for claim in found]
+        rows.append(["all", f"{len(every):,}", f"{sum(claim.statistical for claim in every):,}"])
+        return table(("chapter", "claims", "of them with chance"), rows, classes=["claims-overview"])
+
+    def title(self, page):
+        title, number = self.env.titles[page].astext(), chapter_number(page)
+        return f"Chapter {number.lstrip('0')}: {title}" if number else title
 
     def section(self, page, claims):
-        title = self.env.titles[page].astext()
-        if number := chapter_number(page):
-            title = f"Chapter {number.lstrip('0')}: {title}"
-        section = nodes.section("", nodes.title("", title), ids=[f"claims-{nodes.make_id(page)}"])
+        section = nodes.section("", nodes.title("", self.title(page)), ids=[section_id(page)])
         link = reference("doc", f"/{page}", nodes.Text("the chapter"), docname=self.env.docname)
         words = f"{len(claims)} claims" if len(claims) > 1 else "1 claim"
         if failed := sum(not claim.passed for claim in claims):
@@ -182,6 +201,11 @@ class ClaimsDirective(SphinxDirective):
         if not claim.predicted:
             return [[mark, link], claim.measured]
         return [[mark, link], claim.predicted, claim.measured, claim.off, claim.allowed]
+
+
+def section_id(page):
+    """The anchor of a chapter's section on the page of claims."""
+    return f"claims-{nodes.make_id(page)}"
 
 
 def target(page, claim):

@@ -71,6 +71,7 @@ NETWORKS = 2.0 + 0.01 * np.array([-1.0, 0.0, 1.0] * 10)
 def test_a_mean_over_networks(said):
     claim = said(checks.check, NETWORKS, 2.0)
     assert claim.passed
+    assert claim.statistical
     assert numbers(claim) == ("2", "2 ± 0.002", "0.0 s.e.", f"{stats.t.isf(checks.ALPHA / 2, 29):.1f}")
     claim = said(checks.check, np.stack([NETWORKS, NETWORKS], 1), [2.0, 2.001], margin=0.01)
     assert claim.passed
@@ -87,6 +88,7 @@ def test_a_deterministic_result(said):
 
 def test_equality(said):
     assert numbers(said(checks.check_exact, 3, 3)) == ("3", "3", "0", "0")
+    assert not said(checks.check_exact, 3, 3).statistical
     assert numbers(said(checks.check_exact, [True, False], [True, False])) == ("2 entries", "2 entries", "0", "0")
 
 
@@ -440,6 +442,16 @@ def test_the_page_of_claims_follows_the_chapters_from_build_to_build(book):
     assert headings == ["Chapter 1: A <title> & more", "Chapter 8b: A <title> & more", "Chapter 10: Ten"]
     number = len(shown)
     assert f"Here: {number} claims, all checked, {number}." in book.page("index").get_text()
+    overview = [
+        [cell.get_text() for cell in row("td")] for row in book.page("claims").select(".claims-overview tbody tr")
+    ]
+    assert [row[:2] for row in overview] == [
+        ["Chapter 1: A <title> & more", "3"],
+        ["Chapter 8b: A <title> & more", str(len(LABELS))],
+        ["Chapter 10: Ten", "1"],
+        ["all", str(number)],
+    ]
+    assert all(book.resolves(link["href"]) for link in book.page("claims").select(".claims-overview a"))
 
     # A chapter changes, another comes, one goes.
     book.chapter("01_one", line("a &amp; b"), line("new", kind="il-fail"))
@@ -540,7 +552,7 @@ def test_descriptions_in_the_head_of_every_page(book):
     book.chapter("01_one")
     (book.folder / "empty.md").write_text("# Empty\n")
     (book.folder / "untitled.md").write_text("")
-    assert book.build("-D", "html_baseurl=https://example.org/book/") in ([], ["untitled.md"])
+    assert book.build("-D", "html_baseurl=https://example.org/book") in ([], ["untitled.md"])
 
     def tags(name):
         return {
@@ -551,6 +563,7 @@ def test_descriptions_in_the_head_of_every_page(book):
     assert chapter["og:title"] == "A <title> & more"
     assert chapter["og:description"] == chapter["description"] == "Why? Because it is so."
     assert chapter["og:url"] == "https://example.org/book/chapters/01_one.html"
+    assert chapter["og:image"] == "https://example.org/book/_static/cover.png"
     assert chapter["og:site_name"] == "A small book"
     assert tags("index")["description"] == tags("index")["og:description"] == 'A "book".'
     assert len(book.page("index").select("meta[name=description]")) == 1
