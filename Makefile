@@ -39,7 +39,7 @@ book: $(READY)
 # One thread for each worker: two workers that both take every core are slower than one.
 test: $(READY)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 300 \
+	  $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 1200 \
 	  -n $(JOBS) --dist loadscope --no-loadscope-reorder -m "not site" $(PYTEST_ARGS)
 
 bench: $(READY)
@@ -47,7 +47,7 @@ bench: $(READY)
 
 # Needs a built book and a Chromium or Chrome.
 site-test: $(READY)
-	@$(BIN)/python -m pytest tests/test_site.py -n $(JOBS) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/test_site.py -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -11,7 +11,9 @@ import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import nbformat
 import pytest
+import yaml
 from bs4 import BeautifulSoup
 
 pytestmark = pytest.mark.site
@@ -19,11 +21,12 @@ pytestmark = pytest.mark.site
 ROOT = Path(__file__).resolve().parent.parent
 HTML = Path(os.environ.get("BOOK_HTML", ROOT / "_build" / "html"))
 NOT_PAGES = {"index.html"}  # only forwards to the opening page
-PAGES = sorted(
+FILES = {
     path.relative_to(HTML).as_posix()
     for path in HTML.rglob("*.html")
     if not path.relative_to(HTML).parts[0].startswith("_") and path.name not in NOT_PAGES
-)
+}
+PAGES = sorted(FILES, key=lambda page: (not page.startswith("chapters/"), page))
 CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 DESKTOP, PHONE = (1300, 900), (390, 844)  # width and height in pixels
@@ -40,6 +43,13 @@ CUT_OFF = """() => {
     .filter(e => !e.closest('mjx-assistive-mml, .headerlink, .copybtn, button'))
     .map(e => `<${e.tagName.toLowerCase()} class="${e.className}"> ${e.textContent.trim().slice(0, 60)}`);
 }"""
+
+# On paper nothing scrolls: what reaches beyond its own box is lost.
+CUT_OFF_ON_PAPER = """() => [...document.querySelectorAll('article *')]
+  .filter(e => e.checkVisibility() && !e.closest('mjx-container, .headerlink, svg'))
+  .filter(e => e.getBoundingClientRect().right > innerWidth + 1
+    || (e.clientWidth && getComputedStyle(e).overflowX !== 'visible' && e.scrollWidth > e.clientWidth + 1))
+  .map(e => `<${e.tagName.toLowerCase()} class="${e.className}"> ${e.textContent.trim().slice(0, 60)}`)"""
 
 
 def absent(what):
@@ -84,26 +94,17 @@ def browser():
 
 
 @pytest.fixture(scope="session")
-def context(browser):
-    """A function that gives the browser context of a mode and a window; pages of one context share its cache."""
+def visit(browser, site):
+    """A function that opens a page and waits until its formulas are set; `.problems` collects what went wrong."""
 
     @functools.cache
-    def context(mode, width, height):
+    def context(mode, width, height):  # pages of one context share its cache
         made = browser.new_context(viewport={"width": width, "height": height}, color_scheme=mode)
         made.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
         return made
 
-    return context
-
-
-@pytest.fixture
-def visit(context, site):
-    """A function that opens a page and waits until its formulas are set; `.problems` collects what went wrong."""
-    pages = []
-
     def visit(path, mode="light", window=DESKTOP):
         page = context(mode, *window).new_page()
-        pages.append(page)
         page.problems = []
         note = page.problems.append
         page.on("console", lambda message: note(f"console: {message.text}") if message.type == "error" else None)
@@ -116,9 +117,53 @@ def visit(context, site):
         page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
         return page
 
-    yield visit
-    for page in pages:
+    return visit
+
+
+@pytest.fixture(scope="session")
+def seen(visit):
+    """`visit`, for tests that leave a page as it is but for what they unfold: one visit serves all tests of a path."""
+    opened = {}
+
+    def seen(path, mode="light", window=DESKTOP):
+        if any(other != path for other, *_ in opened):
+            for page in opened.values():
+                page.close()
+            opened.clear()
+        key = path, mode, window
+        if key not in opened or opened[key].is_closed():
+            opened[key] = visit(*key)
+        return opened[key]
+
+    return seen
+
+
+@pytest.fixture
+def fresh(visit):
+    """`visit`, for tests that go on from there; their pages are closed behind them."""
+    opened = []
+
+    def fresh(*arguments):
+        opened.append(visit(*arguments))
+        return opened[-1]
+
+    yield fresh
+    for page in opened:
         page.close()
+
+
+@pytest.fixture
+def without_scripts(browser, site):
+    """A page of a browser that runs no JavaScript, and the site's address."""
+    context = browser.new_context(java_script_enabled=False, viewport={"width": DESKTOP[0], "height": DESKTOP[1]})
+    yield context.new_page(), site
+    context.close()
+
+
+def each(paths):
+    """A test for each path; all tests of a path come one after another, in one process."""
+    marked = [pytest.param(path, marks=pytest.mark.xdist_group(path)) for path in paths]
+    return pytest.mark.parametrize("path", marked, scope="module")
 
 
 @functools.cache
@@ -126,80 +171,61 @@ def soup(page):
     return BeautifulSoup((HTML / page).read_text(encoding="utf-8"), "html.parser")
 
 
+@functools.cache
+def book():
+    """The pages in the order of the table of contents."""
+
+    def pages(entry):
+        yield entry["file"] + ".html"
+        for section in entry.get("sections", []):
+            yield from pages(section)
+
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    entries = [{"file": toc["root"]}, *(entry for part in toc["parts"] for entry in part["chapters"])]
+    return [page for entry in entries for page in pages(entry)]
+
+
 def test_the_book_is_built(site):
-    assert "intro.html" in PAGES
+    assert set(book()) == FILES - {"search.html"}
     assert CHAPTERS
     assert (HTML / "index.html").exists()
 
 
-# --- in the browser ---------------------------------------------------------------------------------------------------
+# --- in the browser: every page ---------------------------------------------------------------------------------------
+
+UNFOLD = "document.querySelectorAll('.toggle-hidden button.toggle-button').forEach(button => button.click())"
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_page_loads_cleanly_and_from_here_only(visit, path):
-    page = visit(path)
+@each(PAGES)
+def test_page_loads_cleanly_and_from_here_only(seen, path):
+    page = seen(path)
     page.wait_for_load_state("networkidle")
     assert page.problems == []
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_formulas_are_rendered(visit, path):
-    page = visit(path)
+@each(PAGES)
+def test_formulas_are_rendered(seen, path):
+    page = seen(path)
     written = page.locator("article .math").count()
     assert page.locator("article .math:has(mjx-container)").count() == written
     assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
     assert "$$" not in page.locator("main").inner_text()
 
 
-@pytest.mark.parametrize("path", [page for page in PAGES if page != "search.html"])
-def test_one_search_box(visit, path):
-    page = visit(path)
+@each([page for page in PAGES if page != "search.html"])
+def test_one_search_box(seen, path):
+    page = seen(path)
     shown = page.locator(".search-button-field:visible, input[type=search]:visible")
     assert shown.count() == 1
     shown.click()
     assert page.locator("input[type=search]:visible").count() == 1
+    page.keyboard.press("Escape")
+    assert page.locator("input[type=search]:visible").count() == 0
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("path", PAGES)
-def test_fits_a_phone(visit, path, mode):
-    page = visit(path, mode, PHONE)
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
-    assert page.evaluate(CUT_OFF) == []
-
-
-@pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("path", PAGES)
-def test_accessible(visit, path, mode):
-    from axe_playwright_python.sync_playwright import Axe
-
-    page = visit(path, mode)
-    # Formulas and coloured code are MathJax's and the theme's; their thousands of elements take most of the time.
-    page.evaluate("document.querySelectorAll('mjx-container').forEach(formula => formula.replaceChildren())")
-    code = {"exclude": [["mjx-container"], ["pre"]]}
-    found = Axe().run(page, code, {"resultTypes": ["violations"]}).response["violations"]
-    serious = [
-        f"{violation['id']}: {node['html'][:120]} {node.get('failureSummary', '')}"
-        for violation in found
-        if violation["impact"] in {"serious", "critical"}
-        for node in violation["nodes"]
-    ]
-    assert not serious, "\n".join(serious)
-
-
-@pytest.mark.parametrize("path", CHAPTERS)
-def test_figures_stay_readable_in_dark_mode(visit, path):
-    page = visit(path, "dark")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    behind = page.evaluate(
-        "[...document.querySelectorAll('article .cell_output img')].map(e => getComputedStyle(e).backgroundColor)"
-    )
-    assert set(behind) <= {"rgb(255, 255, 255)"}
-
-
-@pytest.mark.parametrize("path", CHAPTERS)
-def test_solutions_open(visit, path):
-    page = visit(path)
+@each(CHAPTERS)
+def test_solutions_open(seen, path):
+    page = seen(path)
     solutions = page.locator("div.solution")
     assert solutions.count() > 0
     for number in range(solutions.count()):
@@ -210,8 +236,83 @@ def test_solutions_open(visit, path):
         body.wait_for(state="visible")
 
 
-def test_search_finds_fan_in(visit):
-    page = visit("search.html?q=fan-in")
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@each(PAGES)
+def test_fits_a_phone(seen, path, mode):
+    page = seen(path, "light", PHONE)
+    page.evaluate(f"document.documentElement.dataset.theme = '{mode}'")
+    page.evaluate(UNFOLD)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+    assert page.evaluate(CUT_OFF) == []
+
+
+# What stands behind a picture at its upper left corner, from 0 (black) to 1 (white), and the room around it.
+GROUND = """picture => {
+  const canvas = document.createElement('canvas').getContext('2d');
+  canvas.fillStyle = getComputedStyle(document.body).backgroundColor;
+  canvas.fillRect(0, 0, 1, 1);
+  const page = canvas.getImageData(0, 0, 1, 1).data[0] / 255;
+  canvas.fillStyle = getComputedStyle(picture).backgroundColor;
+  canvas.fillRect(0, 0, 1, 1);
+  canvas.drawImage(picture, 0, 0, 1, 1, 0, 0, 1, 1);
+  const ground = canvas.getImageData(0, 0, 1, 1).data[0] / 255;
+  return {page, ground, room: parseFloat(getComputedStyle(picture).paddingLeft)};
+}"""
+
+
+@each(CHAPTERS)
+def test_figures_stay_readable_in_dark_mode(seen, path):
+    """They are drawn in dark ink: in dark mode they lie on a light sheet with a margin."""
+    page = seen(path, "dark")
+    figures = page.locator("article figure img")
+    assert figures.count() > 0
+    for number in range(figures.count()):
+        found = figures.nth(number).evaluate(GROUND)
+        assert found["page"] < 0.2
+        assert found["ground"] > 0.9
+        assert found["room"] >= 4
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@each(PAGES)
+def test_accessible(seen, path, mode):
+    """The last test of a visit: it takes away what would cost axe most of its time, and closes the page."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = seen(path, mode)
+    page.evaluate(UNFOLD)
+    # Formulas and coloured code are MathJax's and the theme's; rows of a long table are alike.
+    page.evaluate("document.querySelectorAll('mjx-container').forEach(formula => formula.replaceChildren())")
+    page.evaluate("document.querySelectorAll('tbody tr:nth-child(n + 12)').forEach(row => row.remove())")
+    code = {"exclude": [["mjx-container"], ["pre"]]}
+    found = Axe().run(page, code, {"resultTypes": ["violations"]}).response["violations"]
+    serious = [
+        f"{violation['id']}: {node['html'][:120]} {node.get('failureSummary', '')}"
+        for violation in found
+        if violation["impact"] in {"serious", "critical"}
+        for node in violation["nodes"]
+    ]
+    page.close()
+    assert not serious, "\n".join(serious)
+
+
+# --- in the browser: what a reader does -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("button", "pages"), [("right-next", book()), ("left-prev", book()[::-1])], ids=["on", "back"])
+def test_a_walk_through_the_book_passes_every_page_in_order(without_scripts, button, pages):
+    page, site = without_scripts
+    page.goto(site + pages[0])
+    passed = [page.url.removeprefix(site)]
+    while len(passed) <= len(pages) and (link := page.locator(f"a.{button}")).count():
+        link.click()
+        page.wait_for_load_state("domcontentloaded")
+        passed.append(page.url.removeprefix(site))
+    assert passed == pages
+
+
+def test_search_finds_fan_in(fresh):
+    page = fresh("search.html?q=fan-in")
     first = page.locator("#search-results li a").first
     first.wait_for()
     first.click()
@@ -219,18 +320,111 @@ def test_search_finds_fan_in(visit):
     assert page.problems == []
 
 
-def test_a_link_into_a_folded_solution_unfolds_it(visit):
+@pytest.mark.parametrize("window", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_the_search_dialog_finds_fan_in(fresh, window):
+    page = fresh("notation.html", "light", window)
+    if window == DESKTOP:
+        page.keyboard.press("Control+k")
+    else:
+        page.locator("button.search-button:visible").click()
+    page.locator("input[type=search]:visible").fill("fan-in")
+    page.keyboard.press("Enter")
+    found = page.locator("#search-results li a")
+    found.first.wait_for()
+    assert "search.html" in page.url
+    assert any("/chapters/" in link.evaluate("link => link.href") for link in found.all())
+    assert page.evaluate("document.documentElement.scrollWidth") <= window[0]
+    assert page.problems == []
+
+
+def test_the_download_button_gives_the_notebook(fresh):
+    page = fresh(CHAPTERS[0])
+    page.locator(".dropdown-download-buttons > button").click()
+    with page.expect_download() as download:
+        page.locator(".btn-download-source-button").click()
+    source = (ROOT / CHAPTERS[0]).with_suffix(".ipynb")
+    assert download.value.suggested_filename == source.name
+    assert Path(download.value.path()).read_bytes() == source.read_bytes()
+
+
+def test_code_is_copied(fresh):
+    page = fresh(CHAPTERS[0])
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    cell = page.locator("div.cell_input").first
+    cell.hover()
+    cell.locator("button.copybtn").click()
+    page.locator("button.copybtn.success").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()").strip() == cell.locator("pre").inner_text().strip()
+
+
+def test_the_keyboard_is_enough(fresh):
+    page = fresh(CHAPTERS[0])
+    focused = page.locator(":focus")
+    outline = "e => parseFloat(getComputedStyle(e).outlineWidth) || getComputedStyle(e).boxShadow !== 'none'"
+    page.keyboard.press("Tab")
+    assert focused.inner_text() == "Skip to main content"
+    assert focused.bounding_box()["y"] >= 0
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert focused.evaluate("e => Boolean(e.closest('main'))")
+    for _ in range(12):  # buttons above the article, then links and code in it
+        assert focused.evaluate(outline), focused.evaluate("e => e.outerHTML")
+        page.keyboard.press("Tab")
+    solution = page.locator("div.solution").first
+    solution.locator("button.toggle-button").focus()
+    page.keyboard.press("Enter")
+    solution.locator("[id^=solution-content]").first.wait_for(state="visible")
+
+
+def test_without_javascript_everything_is_there(without_scripts):
+    page, site = without_scripts
+    page.goto(site + CHAPTERS[0])
+    for part in ("article h1", "nav.bd-links", "div.cell_input pre", "article img", ".il-check"):
+        assert page.locator(part).first.is_visible(), part
+    for solution in page.locator("div.solution").all():
+        assert solution.locator("[id^=solution-content]").first.is_visible()
+    assert page.locator("article .math").first.inner_text().strip()
+    ground, ink = (
+        page.locator("article p").first.evaluate(f"e => getComputedStyle({of}).{colour}")
+        for of, colour in (("document.body", "backgroundColor"), ("e", "color"))
+    )
+    assert ground != ink
+
+
+def test_a_link_into_a_folded_solution_unfolds_it(fresh):
     anchor = next(line["id"] for path in CHAPTERS for line in soup(path).select(".solution .il-check"))
     path = next(path for path in CHAPTERS if soup(path).find(id=anchor))
-    page = visit(f"{path}#{anchor}")
+    page = fresh(f"{path}#{anchor}")
     page.locator(f"#{anchor}").wait_for(state="visible")
     assert page.problems == []
+
+
+# --- on paper ---------------------------------------------------------------------------------------------------------
+
+PAPER = 680, 960  # the text of an A4 page, in the browser's pixels of 1/96 inch
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@each(PAGES)
+def test_prints_on_white_paper_with_nothing_cut(fresh, path, mode):
+    page = fresh(path, mode, PAPER)
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.evaluate(CUT_OFF_ON_PAPER) == []
+    for part in [".bd-sidebar", ".bd-header-article", "#jb-print-docs-body", ".prev-next-footer", "button", "summary"]:
+        assert page.locator(part).filter(visible=True).count() == 0, part
+    assert page.locator("article h1").is_visible()
+    for solution in page.locator("div.solution").all():
+        assert solution.locator("[id^=solution-content]").first.is_visible()
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == mode
 
 
 # --- in the files -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PAGES)
+@each(PAGES)
 def test_links_and_anchors_resolve(site, path):
     broken = []
     for tag, attribute in [("a", "href"), ("img", "src"), ("script", "src"), ("link", "href")]:
@@ -250,13 +444,31 @@ def test_links_and_anchors_resolve(site, path):
     assert broken == []
 
 
-@pytest.mark.parametrize("path", PAGES)
+@each(CHAPTERS)
+def test_the_download_is_the_notebook_itself(site, path):
+    link = soup(path).select_one("a.btn-download-source-button")["href"]
+    loaded = nbformat.read((HTML / path).parent / link, 4)
+    nbformat.validate(loaded)
+    source = nbformat.read((ROOT / path).with_suffix(".ipynb"), 4)
+    assert [(cell.id, cell.cell_type, cell.source) for cell in loaded.cells] == [
+        (cell.id, cell.cell_type, cell.source) for cell in source.cells
+    ]
+
+
+@each(PAGES)
+def test_buttons_of_the_repository_are_there_if_it_has_an_address(site, path):
+    """Without one they would lead nowhere. Where they lead to is tested in test_build.py."""
+    buttons = soup(path).select(".btn-source-edit-button, .btn-source-repository-button, .btn-launch")
+    assert bool(buttons) <= bool(os.environ.get("BOOK_REPOSITORY_URL"))
+
+
+@each(PAGES)
 def test_pictures_have_alternative_text(site, path):
     for image in soup(path).select("article img"):
         assert image.get("alt", "").strip(), image
 
 
-@pytest.mark.parametrize("path", CHAPTERS)
+@each(CHAPTERS)
 def test_every_figure_has_caption_number_and_description(site, path):
     for image in soup(path).select(".cell_output img"):
         figure = image.find_parent("figure")
@@ -265,7 +477,7 @@ def test_every_figure_has_caption_number_and_description(site, path):
         assert len(image["alt"].split()) >= 8
 
 
-@pytest.mark.parametrize("path", CHAPTERS)
+@each(CHAPTERS)
 def test_checks_are_shown_and_pass(site, path):
     assert soup(path).select(".il-check.il-pass")
     assert soup(path).select(".il-check.il-fail") == []
@@ -306,7 +518,7 @@ def test_the_package_s_functions_lead_to_their_chapters(site):
     assert len(soup("schemes.html").select("tr[id]")) == len(SCHEMES)
 
 
-@pytest.mark.parametrize("path", [page for page in PAGES if page != "search.html"])
+@each([page for page in PAGES if page != "search.html"])
 def test_other_sites_get_a_title_and_a_description(site, path):
     tags = {tag.get("property") or tag.get("name"): tag["content"] for tag in soup(path).select("head meta[content]")}
     assert tags["og:title"] == soup(path).h1.find(string=True, recursive=False)
