@@ -529,6 +529,51 @@ def test_matrices_outside_of_layers_are_named_as_not_measured():
     assert "holds them: a, b, c and 2 more." in str(found)
 
 
+ODD = {
+    "functional_call": lambda layer, x: torch.func.functional_call(layer, dict(layer.named_parameters()), (x,)),
+    "distribution": lambda layer, x: torch.distributions.Normal(layer(x), 1.0),
+    "gradient_inside": lambda layer, x: torch.autograd.grad(layer(y := x.requires_grad_()).sum(), y, create_graph=True),
+    "one_sample": lambda layer, x: layer(x[:1]),
+    "empty_beside": lambda layer, x: (layer(x), x.new_zeros(0), None),
+    "twice": lambda layer, x: layer(x) - layer(-x),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_models_are_measured_and_left_alone(kind):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.calls = drawn(nn.Linear(4, 4)), 0
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            self.steps += 1
+            self.last = x
+            return ODD[kind](self.layer, x)
+
+    model = Odd()
+    for wrapped in (model, nn.DataParallel(model)):
+        before = snapshot(model)
+        found = probe(wrapped, normal(T, 4))
+        assert np.isfinite(found.backward).all()
+        assert found.findings == ()
+        assert snapshot(model) == before
+        assert model.calls == 0
+
+
+def test_hook_of_the_user_acts_behind_the_measurement():
+    model = mlp([4, 8, 3])
+    expected = probe(model, normal(T, 4))
+    handle = model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    found = probe(model, normal(T, 4))
+    assert found.forward[0] == expected.forward[0]
+    np.testing.assert_allclose(found.forward[1], 4 * expected.forward[1], rtol=1e-5)
+    assert found.activation == expected.activation
+    handle.remove()
+
+
 def test_compiled_model_is_measured_without_compiling_for_it():
     model, x, graphs = mlp([3, 4, 2]), normal(T, 3), []
 
