@@ -415,12 +415,13 @@ def _reach(layer: nn.Module, x: Tensor, u: Tensor) -> float:
     squares = squares[None, None] / layer.groups
     ones = squares.new_ones(1, 1, *layer.kernel_size)
     options = {"stride": layer.stride, "dilation": layer.dilation}
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+    if layer.transposed:
         plain = _TRANSPOSED[d - 1](squares, ones, padding=layer.padding, **options)
         more = [size - had for size, had in zip(u.shape[-d:], plain.shape[-d:], strict=True)]
         return _TRANSPOSED[d - 1](squares, ones, padding=layer.padding, output_padding=more, **options).mean().item()
     padding = layer.padding
     if layer.padding_mode != "zeros":
+        # Private, as torch says nowhere else what "same" comes to on either side.
         squares = F.pad(squares, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = 0
     return _CONVOLVE[d - 1](squares, ones, padding=padding, **options).mean().item()

@@ -13,7 +13,7 @@ from initlib import findings, generator, nets, probe, schemes
 from initlib.drawn import Weights, schemes_of
 from initlib.fans import Fans
 from initlib.findings import CHAPTERS, EXPLAINS, RULES, Facts, Finding, Row, judge, name_schemes
-from initlib.follow import Entropy
+from initlib.follow import SATURATED, Entropy
 
 
 def kinds(found):
@@ -459,6 +459,8 @@ def test_constants_are_those_that_the_book_derives():
 
     ratio = math.sqrt((1 - findings.SHARE) / findings.SHARE)
     assert 2 * stats.norm.sf(3 / ratio) == pytest.approx(0.5, abs=0.02)
+    # Saturated pairs: hardtanh of unit pre-activations has a share of 32 %, tanh at three times their size 47 %.
+    assert 2 * stats.norm.sf(SATURATED["hardtanh"]) < findings.SATURATION < 2 * stats.norm.sf(SATURATED["tanh"] / 3)
     # A cross-entropy of normal logits of unit variance exceeds that of a guess by 1/2.
     logits = torch.randn(20_000, 50, generator=generator(1)).double()
     excess = (logits.logsumexp(1) - logits[:, 0]).mean().item() - math.log(50)
