@@ -175,12 +175,12 @@ class Radiance(nn.Module):
 
 
 def vgg(n):
-    """torchvision's start: convolutions by He's fan-out, linear layers of standard deviation 0.01."""
+    """torchvision's start: convolutions by He's fan-out, linear layers of standard deviation 0.01 for 4096 inputs."""
     widths, parts = (3, 16, 32, 64, 64), []
     for m, k in itertools.pairwise(widths):
         parts += [nn.Conv2d(m, k, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(2)]
     model = drawn(nn.Sequential(*parts, nn.Flatten(), *nets.mlp([64, 128, 128, CLASSES])), FAN_OUT, n)
-    return with_std(model, 0.01, n + 1)
+    return with_std(model, 0.01 * (4096 / 128) ** 0.5, n + 1)
 
 
 def generative(n):
