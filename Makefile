@@ -1,10 +1,11 @@
 # make book   build the book and say where it is
 # make test   unit tests, rules for notebooks, and every notebook run from top to bottom
+# make pdf    the book as one PDF, printed by Chromium
 # make bench  how fast random networks are sampled, with and without weights (about ten minutes, two cores at rest)
 # Each target first makes .venv and installs what it needs; nothing outside this folder is touched.
 
 .DEFAULT_GOAL := book
-.PHONY: book test bench site-test lint format clean
+.PHONY: book pdf test bench site-test lint format clean
 
 PYTHON ?= python3
 # Notebooks and test modules run side by side, one process for each core.
@@ -35,6 +36,11 @@ book: $(READY)
 	@# After a warning Sphinx would not read that page again and the next build would pass: make it read all of them.
 	@$(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
 	@echo "The book: $(CURDIR)/$(HTML)"
+
+# Needs a Chromium or Chrome. The other builders for paper: LaTeX takes gigabytes, pdfhtml a browser of its own.
+pdf: $(READY)
+	@$(BIN)/jupyter-book build . --builder singlehtml -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
+	@$(BIN)/python tools/pdf.py _build/singlehtml/intro.html _build/book.pdf
 
 # One thread for each worker: two workers that both take every core are slower than one.
 test: $(READY)

@@ -108,6 +108,14 @@ def add_addresses(app, config):
     config.html_baseurl = os.environ.get("BOOK_BASE_URL", "")
 
 
+def print_what_html_shows(app):
+    """Sphinx writes a single page with what an extension has for that builder alone, if one has anything, and else with
+    what it has for HTML. Here one has something (sphinx-exercise): the others' theorems and cards need the rest.
+    """
+    known = app.registry.translation_handlers
+    known["singlehtml"] = known.get("html", {}) | known.get("singlehtml", {})
+
+
 def repair_page(app, pagename, templatename, context, doctree):
     """Docutils calls the bibliography a list whose children are not list items, which screen readers reject."""
     if context.get("body"):
@@ -135,6 +143,7 @@ def setup(app):
     """Called by Sphinx; see `local_extensions` in _config.yml."""
     app.connect("config-inited", choose_cache)
     app.connect("config-inited", add_addresses)
+    app.connect("builder-inited", print_what_html_shows)
     app.connect("builder-inited", execute_side_by_side)
     app.connect("html-page-context", repair_page)
     app.connect("html-page-context", label_toggles, priority=900)  # behind the theme, which adds the function

@@ -188,3 +188,29 @@ def test_others_get_whole_addresses(hosted):
     assert tags["og:url"] == "https://example.org/book/chapters/01_one.html"
     assert tags["og:image"] == "https://example.org/book/_static/cover.png"
     assert (ROOT / "_static" / "cover.png").exists()
+
+
+def test_all_pages_can_be_one(tmp_path):
+    """Theorems, exercises and cards of a single page, which `make pdf` prints: three extensions."""
+    (tmp_path / "conf.py").write_text(
+        'extensions = ["myst_parser", "sphinx_design", "sphinx_proof", "sphinx_exercise", "both"]\n'
+        'myst_enable_extensions = ["colon_fence"]\n'
+    )
+    (tmp_path / "both.py").write_text(
+        "import book_build\n\n\ndef setup(app):\n    app.connect('builder-inited', book_build.print_what_html_shows)\n"
+    )
+    (tmp_path / "index.md").write_text(
+        "# Book\n\n::::{grid} 1\n:::{grid-item-card} Card\n:link: one\n:link-type: doc\n:::\n::::\n\n"
+        "```{toctree}\none\n```\n"
+    )
+    (tmp_path / "one.md").write_text(
+        "# One\n\n```{prf:theorem}\n:label: t\nTrue.\n```\n\n```{exercise}\n:label: e\nDo.\n```\n"
+    )
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "singlehtml", ".", "out"]
+    path = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "_ext")))
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = BeautifulSoup((tmp_path / "out" / "index.html").read_text(encoding="utf-8"), "html.parser")
+    assert page.select_one(".sd-card")
+    assert "True." in page.select_one("div.theorem").get_text()
+    assert "Do." in page.select_one("div.exercise").get_text()

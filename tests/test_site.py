@@ -6,15 +6,19 @@ Skipped where there is no built book or no Chromium; with CI set that is a failu
 import functools
 import http.server
 import os
-import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import nbformat
+import pdf
 import pytest
 import yaml
+from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
+from playwright.sync_api import sync_playwright
 
 pytestmark = pytest.mark.site
 
@@ -28,7 +32,6 @@ FILES = {
 }
 PAGES = sorted(FILES, key=lambda page: (not page.startswith("chapters/"), page))
 CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 DESKTOP, PHONE = (1300, 900), (390, 844)  # width and height in pixels
 
 # Elements that reach beyond the right edge of the window, unless something around them scrolls.
@@ -79,16 +82,10 @@ def site():
 @pytest.fixture(scope="session")
 def browser():
     """The system's Chromium."""
-    named = os.environ.get("CHROMIUM")
-    program = named or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not program:
+    if not pdf.chromium():
         absent("no Chromium or Chrome found: install one, or set CHROMIUM to its path")
-    from playwright.sync_api import sync_playwright
-
-    # Chromium refuses its sandbox to root, which is what containers run as.
-    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        browser = playwright.chromium.launch(**pdf.options())
         yield browser
         browser.close()
 
@@ -277,8 +274,6 @@ def test_figures_stay_readable_in_dark_mode(seen, path):
 @each(PAGES)
 def test_accessible(seen, path, mode):
     """The last test of a visit: it takes away what would cost axe most of its time, and closes the page."""
-    from axe_playwright_python.sync_playwright import Axe
-
     page = seen(path, mode)
     page.evaluate(UNFOLD)
     # Formulas and coloured code are MathJax's and the theme's; rows of a long table are alike.
@@ -419,6 +414,16 @@ def test_prints_on_white_paper_with_nothing_cut(fresh, path, mode):
         assert solution.locator("[id^=solution-content]").first.is_visible()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("document.documentElement.dataset.theme") == mode
+
+
+def test_a_page_becomes_a_pdf(site, tmp_path):
+    """As `make pdf` makes one of the whole book."""
+    target = tmp_path / "page.pdf"
+    subprocess.run([sys.executable, ROOT / "tools" / "pdf.py", HTML / CHAPTERS[0], target], check=True)
+    printed = target.read_bytes()
+    assert printed.startswith(b"%PDF")
+    assert printed.count(b"/Type /Page\n") > 5
+    assert b"/Outlines" in printed
 
 
 # --- in the files -----------------------------------------------------------------------------------------------------
