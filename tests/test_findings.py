@@ -333,6 +333,8 @@ def test_fan_out_counts_among_fan_ins():
     assert judged([dataclasses.replace(row, fits=("he", "he fan-out")) for row in rows]) == []
     assert judged([dataclasses.replace(row, normalised=True) for row in rows]) == []
     assert judged([sound(k, **swapped) for k in range(6)]) == []
+    small = [dataclasses.replace(row, fits=("he", "he fan-out")) for row in rows[:3]]
+    assert judged([*small, rows[3], sound(4)]) == []  # weights too few to tell the two apart are no witness either
     # He's fan-out is LeCun's fan-in where a layer doubles the units: no witness against the others.
     doubling = {"fans": Fans(64, 128), "weight": 2 / 128, "fits": ("lecun", "he fan-out")}
     first = {"fans": Fans(27, 144), "weight": 2 / 144, "fits": ("he fan-out",)}
