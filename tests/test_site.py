@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import nbformat
 import pdf
@@ -305,8 +305,7 @@ def test_a_walk_through_the_book_passes_every_page_in_order(without_scripts, but
     page.goto(site + pages[0])
     passed = [page.url.removeprefix(site)]
     while len(passed) <= len(pages) and (link := page.locator(f"a.{button}")).count():
-        link.click()
-        page.wait_for_load_state("domcontentloaded")
+        page.goto(urljoin(page.url, link.get_attribute("href")), wait_until="domcontentloaded")
         passed.append(page.url.removeprefix(site))
     assert passed == pages
 
@@ -405,7 +404,7 @@ PAPER = 680, 960  # the text of an A4 page, in the browser's pixels of 1/96 inch
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-@each(PAGES)
+@each([page for page in PAGES if page != "search.html"])
 def test_prints_on_white_paper_with_nothing_cut(fresh, path, mode):
     page = fresh(path, mode, PAPER)
     page.emulate_media(media="print")
