@@ -108,6 +108,18 @@ def add_addresses(app, config):
     config.html_baseurl = os.environ.get("BOOK_BASE_URL", "")
 
 
+def rewrite_all(app, env):
+    """All pages, if the contents or a title changed since the last build: every page shows them in its sidebar.
+
+    Sphinx itself would write only the pages whose sources changed; the rest would not know a new page.
+    """
+    contents = env.toctree_includes, {name: title.astext() for name, title in env.titles.items()}
+    if getattr(env, "book_contents", None) == contents:
+        return []
+    env.book_contents = contents
+    return sorted(env.found_docs)
+
+
 def print_what_html_shows(app):
     """Sphinx writes a single page with what an extension has for that builder alone, if one has anything, and else with
     what it has for HTML. Here one has something (sphinx-exercise): the others' theorems and cards need the rest.
@@ -145,6 +157,7 @@ def setup(app):
     app.connect("config-inited", add_addresses)
     app.connect("builder-inited", print_what_html_shows)
     app.connect("builder-inited", execute_side_by_side)
+    app.connect("env-updated", rewrite_all)
     app.connect("html-page-context", repair_page)
     app.connect("html-page-context", label_toggles, priority=900)  # behind the theme, which adds the function
     return {"parallel_read_safe": True, "parallel_write_safe": True}

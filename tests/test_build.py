@@ -10,6 +10,7 @@ import book_build
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
+from docutils import nodes
 from jupyter_cache import get_cache
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,6 +189,18 @@ def test_others_get_whole_addresses(hosted):
     assert tags["og:url"] == "https://example.org/book/chapters/01_one.html"
     assert tags["og:image"] == "https://example.org/book/_static/cover.png"
     assert (ROOT / "_static" / "cover.png").exists()
+
+
+def test_every_page_is_written_again_when_contents_or_titles_change():
+    titles = {"intro": nodes.title("", "Opening"), "one": nodes.title("", "One")}
+    env = SimpleNamespace(toctree_includes={"intro": ["one"]}, titles=titles, found_docs={"one", "intro"})
+    assert book_build.rewrite_all(None, env) == ["intro", "one"]
+    assert book_build.rewrite_all(None, env) == []
+    titles["one"] = nodes.title("", "First")
+    assert book_build.rewrite_all(None, env) == ["intro", "one"]
+    env.toctree_includes = {"intro": ["one", "two"]}
+    assert book_build.rewrite_all(None, env) == ["intro", "one"]
+    assert book_build.rewrite_all(None, env) == []
 
 
 def test_all_pages_can_be_one(tmp_path):
