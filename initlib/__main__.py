@@ -18,6 +18,9 @@ from initlib.probe import Probe
 SOUND, FOUND, USAGE = 0, 1, 2
 
 
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
 class _Usage(Exception):
     """What is wrong with a command, in one line."""
 
@@ -105,7 +108,10 @@ def _probe(options: argparse.Namespace) -> Probe:
     try:
         return probe(model, tuple(batch), layers=options.layers or "*", seed=options.seed)
     except Exception as error:
-        raise _Usage(f"cannot probe {options.model}: {type(error).__name__}: {_line(error)}") from None
+        hint = ""
+        if len(options.integers) < len(shapes) and any(isinstance(each, _TABLES) for each in model.modules()):
+            hint = " (the model has an embedding: --integers HIGH draws integers below HIGH)"
+        raise _Usage(f"cannot probe {options.model}: {type(error).__name__}: {_line(error)}{hint}") from None
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -48,6 +48,7 @@ _KEEP = frozenset([*_COPIES, *_DROPOUT, *_POOLS, "interpolate", "neg"])
 _SCALE = frozenset(["add", "radd", "sub", "mul", "rmul", "div", "truediv"])
 _RESHAPE = frozenset(["reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"])
 _MOVE = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"])
+_TURNS = tuple(getattr(Tensor, name).__get__ for name in ("T", "H", "mT", "mH"))  # attributes, and moves all the same
 _PART = frozenset(["chunk", "split", "unbind", "tensor_split", "getitem", "narrow"])
 _LAYERS = frozenset(["linear", *(f"{kind}{d}d" for kind in ("conv", "conv_transpose") for d in (1, 2, 3))])
 
@@ -145,7 +146,9 @@ class Follow(TorchFunctionMode):
         if self._paused:
             return function(*args, **kwargs)
         name = getattr(function, "__name__", "").strip("_")
-        if name in ("get", "set"):  # an attribute of a tensor
+        if name == "get" and function in _TURNS:
+            name = "transpose"
+        if name in ("get", "set"):  # another attribute of a tensor
             return function(*args, **kwargs)
         self.used.update(id(each) for each in (*args, *kwargs.values()) if isinstance(each, nn.Parameter))
         tensor, path = self._tracked(args, kwargs)

@@ -60,7 +60,8 @@ class Probe(Table):
     loss : float
         The value of the loss that was given; NaN for the random read-out.
     unseen : tuple of str
-        Matrices and kernels outside linear layers, convolutions and embeddings: they have no row.
+        Matrices and kernels outside embeddings and the linear layers and convolutions that the model calls: they have
+        no row. So are the weights of torch's recurrent layers, and those of its attention, in and out.
 
     Notes
     -----
@@ -84,7 +85,7 @@ class Probe(Table):
     unseen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [self._not_measured()] if self.unseen else []
+        parts = self._notes()
         parts += [f"! {finding}" for finding in self.findings] or ["Nothing found."]
         return "\n\n".join([super().__str__(), *(textwrap.fill(part, 100, subsequent_indent="  ") for part in parts)])
 
@@ -93,12 +94,17 @@ class Probe(Table):
     def _repr_html_(self) -> str:
         parts = [f"<li>{html.escape(str(finding))}</li>" for finding in self.findings]
         shown = f'<ul class="il-findings">{"".join(parts)}</ul>' if parts else "<p>Nothing found.</p>"
-        note = f"<p>{html.escape(self._not_measured())}</p>" if self.unseen else ""
-        return super()._repr_html_() + note + shown
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
+        return super()._repr_html_() + notes + shown
 
-    def _not_measured(self) -> str:
-        more = f" and {len(self.unseen) - 3} more" if len(self.unseen) > 3 else ""
-        return f"Not measured, as no linear layer or convolution holds them: {', '.join(self.unseen[:3])}{more}."
+    def _notes(self) -> list[str]:
+        """The loss, and what has no row."""
+        notes = [] if math.isnan(self.loss) else [f"Loss at the start: {self.loss:.4g}."]
+        if self.unseen:
+            more = f" and {len(self.unseen) - 3} more" if len(self.unseen) > 3 else ""
+            held = f"{', '.join(self.unseen[:3])}{more}"
+            notes.append(f"Not measured, as no linear layer or convolution that is called holds them: {held}.")
+        return notes
 
     def to_dict(self) -> dict[str, object]:
         """Columns and findings as lists, numbers and strings."""
@@ -234,18 +240,17 @@ def probe(
         measured.weigh()
         measured.pull_back(roots, seeds)
     name_schemes(measured.rows)
-    facts.not_called = [
-        name
-        for name, layer in chosen.items()
-        if layer not in measured.called and not measured.follow.used.intersection(map(id, layer.parameters()))
-    ]
+    silent = {name: layer for name, layer in chosen.items() if layer not in measured.called}
+    used = [x for x in silent.values() if measured.follow.used.intersection(map(id, x.parameters()))]
+    facts.not_called = [name for name, layer in silent.items() if layer not in used]
     facts.entropies, facts.alike = measured.follow.entropies, measured.alike
-    return _table(measured.rows, judge(measured.rows, facts), value, _unseen(model))
+    return _table(measured.rows, judge(measured.rows, facts), value, _unseen(model, used))
 
 
-def _unseen(model: nn.Module) -> tuple[str, ...]:
-    """Parameters with two dimensions or more that belong to no linear layer, convolution or embedding."""
-    seen = {id(p) for m in model.modules() if isinstance(m, (*SUPPORTED, nn.EmbeddingBag)) for p in m.parameters()}
+def _unseen(model: nn.Module, used: Sequence[nn.Module]) -> tuple[str, ...]:
+    """Parameters with two dimensions or more of no layer or embedding, or of a layer that is used without a call."""
+    layers = [module for module in model.modules() if isinstance(module, (*SUPPORTED, nn.EmbeddingBag))]
+    seen = {id(p) for layer in layers if layer not in used for p in layer.parameters()}
     return tuple(
         name for name, p in model.named_parameters() if id(p) not in seen and sum(size > 1 for size in p.shape) > 1
     )

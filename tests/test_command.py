@@ -100,6 +100,13 @@ def test_several_inputs_and_integers(here, capsys):
     assert "head" in capsys.readouterr().out
 
 
+def test_integers_are_hinted_at_where_a_model_looks_up(here, capsys):
+    assert run("models_of_test:Words", "--input", "16,5", "--input", "16,5,1") == 2
+    assert "--integers HIGH" in capsys.readouterr().err
+    run("models_of_test:Net", "--input", "64,9")
+    assert "--integers" not in capsys.readouterr().err
+
+
 def test_precision_layers_and_device(here, capsys):
     assert run("models_of_test:Net", "--input", "64,8", "--dtype", "bfloat16", "--device", "cpu", "--layers", "0") == 0
     lines = capsys.readouterr().out.splitlines()

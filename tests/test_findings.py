@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from zoo import BROKEN, HEALTHY, ResNet, drawn, encoder, integers, linears, mlp, normal, tied, with_std
 
-from initlib import findings, generator, nets, probe, schemes
+from initlib import activations, findings, generator, initialize, nets, probe, schemes
 from initlib.drawn import Weights, schemes_of
 from initlib.fans import Fans
 from initlib.findings import CHAPTERS, EXPLAINS, RULES, Facts, Finding, Row, judge, name_schemes
@@ -323,6 +323,55 @@ def test_default_layers_count_when_they_are_many():
     assert judged(rows(12, 2)) == []  # skip connections carry the signal past the layers
     assert judged(rows(12, 6, normalised=True)) == []
     assert judged(rows(12, 6, activation="")) == []
+
+
+def test_default_layers_count_behind_any_activation_when_nothing_comes_through():
+    def rows(factor, **changes):
+        faded = {"variance": 2.0 * findings.FADED * 63 / 64 * factor}
+        default = {"fits": ("torch default",), "activation": "silu", "weight": 1 / 768}
+        return [sound(k, **(default | (faded if k > 8 else {}) | changes)) for k in range(12)]
+
+    assert judged(rows(0.9)) == ["torch's default"]
+    assert judged(rows(1.1)) == []
+    assert judged(rows(0.9, normalised=True)) == []
+    assert judged(rows(0.9), alike=0.5) == []  # half of what is missing was missing from the start
+    assert judged(rows(0.4), alike=0.5) == ["torch's default"]
+    assert judged(rows(0.9, fits=("lecun",))) == ["samples alike"]
+    assert judged([sound(k) for k in range(11)] + rows(0.9)[-1:]) == []  # one such layer
+
+
+def remedies(found):
+    return " ".join(finding.remedy for finding in found.findings)
+
+
+def test_remedy_names_the_call_or_the_number():
+    for name, activation in (("sigmoid", "tanh or ReLU"), ("silu", "activations.gain('silu')² = ")):
+        assert activation in remedies(probe(*BROKEN[f"torch's default/{name}"](0)))
+    he = 'initialize(model, "he_normal")'
+    for name in ("torch's default/deep", "vanishing/std", "exploding/shallow", "exploding/tied"):
+        wanted = he if name != "exploding/tied" else "activations.gain('gelu')²"
+        assert wanted in remedies(probe(*BROKEN[name](0))), name
+    assert he not in remedies(probe(*BROKEN["exploding/residual"](0)))  # it has He's variance
+    assert f"{activations.gain('tanh') ** 2:.3g}" in remedies(probe(*BROKEN["saturated units/std"](0)))
+
+
+def test_remedies_do_what_they_say():
+    model, x, loss = BROKEN["torch's default/deep"](0)
+    initialize(model, "he_normal", generator=generator(1))
+    assert probe(model, x, loss).findings == ()
+    model, x, loss = BROKEN["loss at start/head"](0)
+    found = probe(model, x, loss)
+    size = found.forward[-1] ** 0.5
+    assert f"Divide the logits by {size:.2g}, or the weights" in remedies(found)
+    with torch.no_grad():
+        model[-1].weight.div_(size)
+    assert probe(model, x, loss).findings == ()
+    assert "make all embeddings smaller" in remedies(probe(*BROKEN["loss at start/tied"](0)))
+
+
+def test_who_initialised_in_vain_is_told_so():
+    assert "thrown away" in remedies(probe(*BROKEN["torch's default/weight norm"](0)))
+    assert "thrown away" not in remedies(probe(*BROKEN["torch's default/deep"](0)))
 
 
 def test_fan_out_counts_among_fan_ins():

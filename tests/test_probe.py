@@ -209,6 +209,9 @@ BEHIND = {
     "dropout": ("relu", lambda model, u: F.relu(F.dropout(u, 0.5))),
     "reshape": ("relu", lambda model, u: F.relu(u.reshape(2, -1, 6))),
     "transpose": ("relu", lambda model, u: F.relu(u.transpose(0, 1))),
+    "turned": ("relu", lambda model, u: F.relu(u.mT)),
+    "turned_whole": ("relu", lambda model, u: F.relu(u.T)),
+    "adjoint": ("relu", lambda model, u: F.relu(u.mH)),
     "permute": ("relu", lambda model, u: u.permute(dims=(1, 0)).relu()),
     "unsqueeze": ("relu", lambda model, u: F.relu(u.unsqueeze(-1))),
     "gain_and_shift": ("relu", lambda model, u: F.relu(2 * u * model.gain + 0.1 - model.gain)),
@@ -522,8 +525,9 @@ def test_matrices_outside_of_layers_are_named_as_not_measured():
     assert found.names == ("head",)
     assert found.unseen == ("weight", "cells.weight_ih_l0", "cells.weight_hh_l0")
     assert found.to_dict()["unseen"] == list(found.unseen)
+    expected = "convolution that is called holds them: weight, cells.weight_ih_l0, cells.weight_hh_l0."
     for page in (str(found), found._repr_html_()):
-        assert "Not measured, as no linear layer or convolution holds them: weight, cells.weight_ih_l0" in page
+        assert expected in " ".join(page.split())
     assert probe(mlp([4, 8]), normal(T, 4)).unseen == ()
     found = dataclasses.replace(found, unseen=tuple("abcde"))
     assert "holds them: a, b, c and 2 more." in str(found)
@@ -595,6 +599,7 @@ def test_attention_of_torch_uses_layers_that_it_does_not_call():
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     found = probe(model, normal(6, 5, 8))
     assert found.names == ("linear1", "linear2")  # out_proj is used, not called
+    assert found.unseen == ("self_attn.in_proj_weight", "self_attn.out_proj.weight")
     assert "not called" not in [finding.kind for finding in found.findings]
 
 
@@ -778,6 +783,13 @@ def test_table_has_a_line_a_call_and_no_empty_column(found):
     assert "nan" not in text
     assert text.endswith("Nothing found.")
     assert max(map(len, lines)) <= 110
+
+
+def test_loss_is_printed_where_one_was_given(found):
+    given = probe(mlp([8, 16, 3]), normal(T, 8), square)
+    for page in (str(given), given._repr_html_()):
+        assert f"Loss at the start: {given.loss:.4g}." in page
+    assert "Loss" not in str(found)
 
 
 def test_findings_are_printed_and_escaped():

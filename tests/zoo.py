@@ -174,6 +174,13 @@ class Radiance(nn.Module):
         return self.head(h)
 
 
+def sigmoid_images(n):
+    """Three sigmoid convolutions as torch draws them, and a pooling."""
+    parts = [part for m, k in ((3, 16), (16, 32), (32, 64)) for part in (nn.Conv2d(m, k, 3, 2), nn.Sigmoid())]
+    model = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
+    return drawn(model, "torch_default", n)
+
+
 def vgg(n):
     """torchvision's start: convolutions by He's fan-out, linear layers of standard deviation 0.01 for 4096 inputs."""
     widths, parts = (3, 16, 32, 64, 64), []
@@ -299,6 +306,8 @@ HEALTHY = {
         mlp([64] + [128] * 6 + [CLASSES], "torch_default", n), normal(64, 64, n=n), cross_entropy(CLASSES, n)
     ),
     "tanh_default": lambda n: (mlp([2, 20, 20, 20, 1], "torch_default", n, "tanh"), normal(99, 2, n=n) / 4 + 0.5, None),
+    "sigmoid_default": lambda n: (mlp([64] * 3 + [10], "torch_default", n, "sigmoid"), normal(64, 64, n=n), None),
+    "silu_default": lambda n: (mlp([64] * 4 + [10], "torch_default", n, "silu"), normal(64, 64, n=n), None),
     "mlp_glorot": lambda n: (mlp([64] + [128] * 8 + [CLASSES], "glorot_uniform", n), normal(64, 64, n=n), None),
     "attention_of_torch": lambda n: (
         drawn(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), "torch_default", n),
@@ -343,6 +352,15 @@ def refilled(n, how):
             parametrizations.weight_norm(layer)
             weight = layer.weight.detach()
         nn.init.kaiming_normal_(weight, generator=g)
+    return model
+
+
+def normed_first(n):
+    """Weight norm on every layer, and He's scheme afterwards: in vain, and every layer has torch's default."""
+    model = mlp([100] * 12 + [10], "torch_default", n)
+    for layer in linears(model):
+        parametrizations.weight_norm(layer)
+        nn.init.kaiming_normal_(layer.weight.detach(), generator=generator(n))
     return model
 
 
@@ -425,6 +443,11 @@ BROKEN = {
     "torch's default/deep": lambda n: (
         mlp([100] * 12 + [10], "torch_default", n), normal(64, 100, n=n), cross_entropy(CLASSES, n)
     ),
+    "torch's default/sigmoid": lambda n: (sigmoid_images(n), normal(32, 3, 32, 32, n=n), None),
+    "torch's default/silu": lambda n: (
+        mlp([64] * 13 + [10], "torch_default", n, "silu"), normal(64, 64, n=n), cross_entropy(CLASSES, n)
+    ),
+    "torch's default/weight norm": lambda n: (normed_first(n), normal(64, 100, n=n), None),
     "wrong gain/selu": lambda n: (
         mlp([100] * 30 + [10], schemes.lecun_normal.replace(gain=0.75), n, "selu"), normal(64, 100, n=n), None
     ),
