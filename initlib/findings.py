@@ -132,10 +132,12 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 
 _HE = 'He\'s variance, 2 / fan-in: initialize(model, "he_normal")'
 
+_QUIETER_TABLE = "Divide {} {}, or make all embeddings smaller alike, not only the shared one."
+
 #: Activations whose values have a mean that no gain takes away: the samples come closer in every layer.
 ONE_SIDED = frozenset(["sigmoid", "hardsigmoid", "softplus", "logsigmoid"])
 
-#: Activations with a gain that deviations do not die out under (chapter 07).
+#: Activations whose gain holds a second moment that is unstable: deviations grow (chapter 07).
 GATES = frozenset(["gelu", "silu", "mish"])
 
 
@@ -243,7 +245,8 @@ def _layers(names: Sequence[str]) -> str:
 def _fix_scale(rows: Sequence[Row], wrong: Sequence[Row] | None = None) -> str:
     """What to do about the scale of layers, in front of the activation that most rows have."""
     wrong = rows if wrong is None else wrong
-    name = max(votes := Counter(row.activation for row in rows if row.activation), key=votes.get, default="")
+    votes = Counter(row.activation for row in rows if row.activation)
+    name = max(votes, key=votes.get, default="")
     if name in RECTIFIERS:
         if sum(row.scheme.startswith("he") for row in wrong) > len(wrong) / 2:
             return "He's variance is there already: normalise, or scale each residual branch by 1/√branches."
@@ -487,7 +490,7 @@ def _quieter(entropy: Entropy, head: Row | None) -> str:
     """How to bring the logits to size 1."""
     by = f"by {math.sqrt(entropy.second):.2g}" if entropy.second > 1 else "so that they start at size 1 or less"
     if head and head.tied:
-        return f"Divide the logits {by}, or make all embeddings smaller alike, not only the shared one."
+        return _QUIETER_TABLE.format("the logits", by)
     return f"Divide the logits {by}, or the weights of the last layer."
 
 
@@ -570,7 +573,9 @@ def _loud_layer(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
             f"Layer {row.name!r} multiplies the second moment by {row.fans.n_in * row.weight:.2g}: its "
             f"{row.fans.n_in:g} inputs meet weights of variance {row.weight:.2g}."
             + (f" It shares them with the embedding {row.tied!r}." if row.tied else ""),
-            _fix_scale(rows, loud),
+            _QUIETER_TABLE.format("what leaves it", f"by {math.sqrt(row.fans.n_in * row.weight):.2g}")
+            if row.tied
+            else _fix_scale(rows, loud),
             "14" if row.tied else "02",
         )
 

@@ -348,9 +348,14 @@ def test_remedy_names_the_call_or_the_number():
     for name, activation in (("sigmoid", "tanh or ReLU"), ("silu", "activations.gain('silu')² = ")):
         assert activation in remedies(probe(*BROKEN[f"torch's default/{name}"](0)))
     he = 'initialize(model, "he_normal")'
-    for name in ("torch's default/deep", "vanishing/std", "exploding/shallow", "exploding/tied"):
-        wanted = he if name != "exploding/tied" else "activations.gain('gelu')²"
-        assert wanted in remedies(probe(*BROKEN[name](0))), name
+    for name in ("torch's default/deep", "vanishing/std", "exploding/shallow"):
+        assert he in remedies(probe(*BROKEN[name](0))), name
+    found = probe(*BROKEN["exploding/tied"](0))
+    assert f"Divide what leaves it by {8 * found.weight[-1]:.2g}, or make" in remedies(found)  # it has 64 inputs
+    for name in findings.GATES:
+        points = activations.fixed_points(name, gain=activations.gain(name))
+        point = min(points, key=lambda each: abs(each.q - 1))
+        assert point.kind == "unstable"
     assert he not in remedies(probe(*BROKEN["exploding/residual"](0)))  # it has He's variance
     assert f"{activations.gain('tanh') ** 2:.3g}" in remedies(probe(*BROKEN["saturated units/std"](0)))
 
@@ -366,7 +371,12 @@ def test_remedies_do_what_they_say():
     with torch.no_grad():
         model[-1].weight.div_(size)
     assert probe(model, x, loss).findings == ()
-    assert "make all embeddings smaller" in remedies(probe(*BROKEN["loss at start/tied"](0)))
+    model, x, loss = BROKEN["loss at start/tied"](0)
+    assert "make all embeddings smaller" in remedies(probe(model, x, loss))
+    with torch.no_grad():
+        for table in (model.token, model.place):
+            table.weight.div_(8)
+    assert probe(model, x, loss).findings == ()
 
 
 def test_who_initialised_in_vain_is_told_so():
