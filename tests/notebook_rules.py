@@ -469,6 +469,14 @@ def figures_are_described(chapter):
 
 
 @chapter_rule
+def figures_stand_alone(chapter):
+    """A figure's name and caption go to everything that its cell shows: a check is shown by a cell of its own."""
+    for i, name, _ in chapter.calls():
+        if chapter.nb.cells[i].metadata.get("mystnb") and re.fullmatch(r"check(_\w+)?", last(name)):
+            yield f"{chapter.where(i)}: a check in the cell of a figure"
+
+
+@chapter_rule
 def descriptions_have_figures(chapter):
     """A caption without a figure is a leftover."""
     cells = figure_cells(chapter)

@@ -238,6 +238,7 @@ BAD_CHAPTERS = [
     ("figures_are_described", add("fig, ax = plt.subplots()")),
     ("figures_are_described", add("fig, ax = initlib.figures.subplots()")),
     ("figures_are_described", add("def draw():\n    plt.plot([1])\ndraw()")),
+    ("figures_stand_alone", edit("initlib.check(", metadata={"mystnb": FIGURE})),
     ("descriptions_have_figures", edit("x = 3", metadata={"mystnb": FIGURE})),
     ("one_title", replace("# Forward", "Forward")),
     ("one_title", replace("## Summary", "# Summary")),
