@@ -648,7 +648,7 @@ def test_one_sample(shape):
 def test_empty_layers_are_left(method):
     with pytest.warns(UserWarning, match="zero-element"):
         model = nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 0))
-    found = apply(method, model, normal(T, 5))
+    found = apply(method, model, 10 * normal(T, 5))  # far from one, so that every method corrects
     assert found.iterations.tolist() == [1, 0]
     assert found.done[1] == "left: it has no weights"
     assert np.isnan(found.after.forward[1])
