@@ -17,7 +17,7 @@ from initlib.probe import Probe
 #: Exit statuses: nothing found, something found, bad usage.
 SOUND, FOUND, USAGE = 0, 1, 2
 
-
+# Modules that look up integers.
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 

@@ -29,18 +29,6 @@ def seen(model, batch, **options):
     return calls
 
 
-@pytest.fixture
-def mixed():
-    """A convolutional network with all that a measurement could disturb."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 5)
-    )
-    initialize(model, "he_normal", generator=generator(3))
-    model(normal(2, 3, 4, 4)).square().sum().backward()
-    model[5].bias.requires_grad_(False)
-    return model
-
-
 # --- the numbers ------------------------------------------------------------------------------
 
 
