@@ -353,7 +353,7 @@ def _check_fans(n_in: float, n_out: float) -> None:
 zeros = Constant("zeros", use="biases, and the last layer of a network or a branch; never all weights", chapter="01")
 orthogonal = Orthogonal(
     "orthogonal",
-    use="deep networks that are linear or nearly so: keeps every vector, where the layer does not lose dimensions",
+    use="deep networks that are linear or nearly so: keeps every length, where the layer does not lose dimensions",
     chapter="12",
 )
 torch_default = TorchDefault(
