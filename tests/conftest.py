@@ -1,10 +1,24 @@
-"""Fixtures that several test modules use."""
+"""What every test starts from, and fixtures that several test modules use."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from initlib import generator, initialize
+from initlib import generator, initialize, seed
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Seed the global random states, so that a test draws the same each time and INITLIB_SEED shifts that too.
+
+    A hook and not a fixture: fixtures of a whole module draw before those of a test.
+    """
+    torch.manual_seed(seed(9000))
+    np.random.seed(seed(9000) % 2**32)  # noqa: NPY002 (what a user's code may draw from)
+    random.seed(seed(9000))
 
 
 @pytest.fixture

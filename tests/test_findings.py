@@ -10,7 +10,7 @@ from torch import nn
 from zoo import BROKEN, HEALTHY, ResNet, drawn, encoder, integers, linears, mlp, normal, tied, with_std
 
 from initlib import activations, findings, generator, initialize, nets, probe, schemes
-from initlib.drawn import Weights, schemes_of
+from initlib.drawn import Weights, schemes_of, weigh
 from initlib.fans import Fans
 from initlib.findings import CHAPTERS, EXPLAINS, RULES, Facts, Finding, Row, judge, name_schemes
 from initlib.follow import SATURATED, Entropy
@@ -488,6 +488,14 @@ def test_scheme_fits_within_four_standard_errors(variance, name):
     assert name in schemes_of(weights(variance * (1 + 3.9 * error)), Fans(100, 400))
     assert name not in schemes_of(weights(variance * (1 + 4.1 * error)), Fans(100, 400))
     assert schemes_of(weights(variance, mean=5 * math.sqrt(variance / 10_000)), Fans(100, 400)) == ()
+
+
+def test_few_entries_fit_the_scheme_that_drew_them():
+    missed = 0
+    for k, count in enumerate((8, 16, 64)):
+        draws = torch.randn(500, count, generator=generator(k))
+        missed += sum("lecun" not in schemes_of(weigh(draw[None]), Fans(1, 3)) for draw in draws)
+    assert missed <= 3  # about once in ten thousand
 
 
 def test_default_is_also_told_by_its_bound():
