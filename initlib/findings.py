@@ -635,17 +635,17 @@ def _end(judged: Sequence[Row]) -> Row | None:
 def samples_alike(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Layers that give nearly the same for all samples. Introduced in chapter 16."""
     judged = _judged(rows)
-    alike = [row for row in judged if _share(row) < SHARE]
+    end = _end(judged)
     from_the_start = facts.alike < 2 * SHARE
     if not from_the_start:  # torch's default biases stay as its signal fades: `torch_default` knows when that counts
-        alike = [row for row in alike if row.scheme != "torch default"]
-    # In a side branch behind a pooling samples are alike without harm: it must reach the end.
-    end = _end(judged)
-    if len(alike) >= 2 and any(row is end for row in alike):
+        judged = [row for row in judged if row.scheme != "torch default"]
+    alike = [row for row in judged if _share(row) < SHARE]
+    # In a side branch behind a pooling samples are alike without harm: it must reach the end, where few units scatter.
+    if len(alike) >= 2 and any(row is end and _share(row) < SHARE * (1 + math.sqrt(8 / row.units)) for row in judged):
         least = min(alike, key=_share)
         text = (
             f"At layer {least.name!r} the samples differ by {_share(least):.1%} of the second moment "
-            f"({_share(judged[0]):.1%} at the first layer); the rest is the same for all of them."
+            f"({_share(_judged(rows)[0]):.1%} at the first layer); the rest is the same for all of them."
         )
         if from_the_start:
             text += f" What enters the first layer has a share of only {facts.alike:.1%}."

@@ -296,7 +296,7 @@ def _run(x, layers, step, bias_std, residual, observe, generator):
             branch = step(u)
             us.append(u)
             biases.append(b)
-            first.append(branch[0, 0].clone())
+            first.append(branch[:, 0].clone())
             skips.append(x if residual is not None else None)
         else:
             branch, pullback = step.vjp(u)
@@ -363,11 +363,11 @@ class _Step:
         return _check_shape(self.activation(_normalized(u)[0] if self.normalize else u.clone()), u)
 
     def vjp(self, u: Tensor, first: Tensor | None = None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The activations, whose first row must be ``first`` if given, and what pulls a gradient back to ``u``."""
+        """The activations, of the first samples ``first`` if given, and what pulls a gradient back to ``u``."""
         v, scale = _normalized(u) if self.normalize else (u, None)
         x, pull = torch.func.vjp(lambda v: self.activation(v.clone()), v)
         _check_shape(x, u)
-        if first is not None and not torch.equal(x[0, 0].nan_to_num(), first.nan_to_num()):
+        if first is not None and not torch.equal(x[:, 0].nan_to_num(), first.nan_to_num()):
             raise ValueError(
                 "activation must give the same value every time: this one is random or changes its state; "
                 "use sampler='explicit'"

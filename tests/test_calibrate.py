@@ -671,7 +671,7 @@ def test_normalisation_without_weights_is_no_obstacle(method):
     model = nn.Sequential(layers[0], norms[0], nn.ReLU(), layers[1], norms[1], nn.Flatten(), norms[2], layers[2])
     found = apply(method, drawn(model), normal(8, 2, 8, 8))
     assert found.names == ("0", "3", "7")
-    assert found.iterations.tolist() == [1, 1, 1]
+    assert found.iterations.max() == 1
     assert_met(method, layer_moments(model, normal(8, 2, 8, 8)))
 
 

@@ -64,7 +64,7 @@ def test_mean_of_the_data_is_blamed_when_samples_are_alike_from_the_start():
 def test_pooled_standard_deviation_of_one_hides_nothing():
     from initlib.calibrate import lsuv
 
-    model, x = nets.mlp([200] * 8 + [10]), normal(64, 200) + 4
+    model, x = nets.mlp([200] * 8 + [10]), normal(64, 200) + 8
     lsuv(model, x, generator=generator(1))
     found = probe(model, x)
     np.testing.assert_allclose(found.forward[:-1], 1, rtol=0.2)
@@ -288,6 +288,8 @@ def test_share_of_the_sample_variance_has_a_limit():
     assert judged([*rows[:10], *changed(variance=0.0)[10:]]) == ["samples alike"]
     assert judged([*rows, sound(12, units=1, variance=0.0)]) == []  # one unit, whose mean is large by chance
     assert judged([*changed(variance=0.0), sound(12, units=1)]) == ["samples alike"]
+    for units, expected in ((8, ["samples alike"]), (64, [])):  # a head of few units scatters
+        assert judged([*changed(variance=0.0), sound(12, units=units, variance=3 * share)]) == expected
     rows = [sound(k, variance=0.0, fits=("torch default",), activation="tanh") for k in range(12)]
     assert judged(rows) == []  # biases remain
     assert judged(rows, alike=0.01) == ["samples alike"]
