@@ -170,6 +170,7 @@ class Row:
     lost: str = ""  #: how one sees that its initialisation had no effect
     activation: str = ""  #: that acts on the pre-activations, as torch calls it; empty if none was seen
     normalised: bool = False  #: whether a normalisation layer acts on them first
+    closed: bool = False  #: whether it is attention or a recurrent layer of torch, of which only the output is seen
     dead: float = math.nan  #: share of units that a rectifier makes zero for all samples
     saturated: float = math.nan  #: share of unit-sample pairs where a bounded activation has lost its slope
 
@@ -219,8 +220,9 @@ def judge(rows: Sequence[Row], facts: Facts | None = None) -> tuple[Finding, ...
     Introduced in chapter 16.
     """
     rows = [row for row in rows if row.units and row.samples]
+    plain = [row for row in rows if not row.closed]
     facts = facts or Facts()
-    found = [finding for rule in RULES for finding in rule(rows, facts)]
+    found = [finding for rule in RULES for finding in rule(rows if rule in FOR_ALL else plain, facts)]
     kinds = {finding.kind for finding in found}
     explained = {symptom for kind in kinds for symptom in EXPLAINS.get(kind, ())}
     order = list(CHAPTERS)
@@ -496,7 +498,9 @@ def _quieter(entropy: Entropy, head: Row | None) -> str:
 
 def no_gradient(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Layers that ask for a gradient and that none reaches. Introduced in chapter 16."""
-    names = [row.name for row in rows if row.trained and not row.reached]
+    silent = [row for row in rows if row.trained and not row.reached]
+    # A model may read the last state of a recurrent layer alone, and not what leaves it at each step.
+    names = [row.name for row in silent if not (row.closed and row.weight_gradient >= 0)]
     if names:
         yield _finding(
             "no gradient",
@@ -685,3 +689,6 @@ RULES: tuple[Callable[[Sequence[Row], Facts], Iterator[Finding]], ...] = (
     samples_alike,
     not_called,
 )
+
+#: The rules that also hold for attention and recurrent layers of torch, of which no pre-activation is seen.
+FOR_ALL = (half_precision, not_finite, no_gradient)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from initlib.fans import SUPPORTED
 from initlib.runtime import double
@@ -25,6 +26,9 @@ from initlib.tables import Table
 
 #: The kinds of layer that are looked at. An embedding looks up, it has no pre-activation.
 KINDS = tuple(kind for kind in SUPPORTED if kind is not nn.Embedding)
+
+#: Modules of torch that compute inside of one function: only what leaves them can be looked at.
+CLOSED = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
 #: A batch: one tensor, the positional arguments of the model, or its keyword arguments.
 Batch = Tensor | tuple | Mapping[str, Any]
@@ -43,7 +47,8 @@ class Call(NamedTuple):
     args, kwargs : tuple, dict
         What the layer was called with.
     output : Tensor
-        The pre-activation, before anything in place has changed it.
+        The pre-activation, before anything in place has changed it. Of the several tensors that a recurrent layer or
+        attention returns, the first.
     """
 
     name: str
@@ -183,8 +188,10 @@ def layer_moments(model: nn.Module, batch: Batch, *, layers: str | Sequence[str]
     return LayerMoments.of(found)
 
 
-def select(model: nn.Module, layers: str | Sequence[str] = "*") -> dict[str, nn.Module]:
-    """The linear layers and convolutions of a model whose names fit, by name.
+def select(
+    model: nn.Module, layers: str | Sequence[str] = "*", kinds: tuple[type, ...] = KINDS
+) -> dict[str, nn.Module]:
+    """The layers of a model whose names fit, by name: linear layers and convolutions, if no other kinds are given.
 
     A module that has several names is found by any of them, and goes by the first that fits.
 
@@ -193,14 +200,15 @@ def select(model: nn.Module, layers: str | Sequence[str] = "*") -> dict[str, nn.
     model : torch.nn.Module
     layers : str or sequence of str
         Names, with wildcards as in file names.
+    kinds : tuple of type
+        Classes of modules.
 
     Raises
     ------
     TypeError
         If ``model`` is not a module, or ``layers`` is neither a string nor a sequence of strings.
     ValueError
-        If the model has no linear layer or convolution, if a pattern fits none of them, or if
-        there is no pattern.
+        If the model has no such layer, if a pattern fits none of them, or if there is no pattern.
 
     Notes
     -----
@@ -211,10 +219,11 @@ def select(model: nn.Module, layers: str | Sequence[str] = "*") -> dict[str, nn.
     patterns = [layers] if isinstance(layers, str) else layers
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"layers must be a name pattern or a sequence of them, got {layers!r}")
-    found = {name: module for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, KINDS)}
+    found = {name: module for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, kinds)}
     if not found:
         hint = "a scripted, exported or quantised one hides them"
-        raise ValueError(f"model has no linear layer or convolution, got {type(model).__name__}; {hint}")
+        more = "" if kinds == KINDS else ", attention or recurrent layer of torch"
+        raise ValueError(f"model has no linear layer or convolution{more}, got {type(model).__name__}; {hint}")
     if not patterns:
         raise ValueError("layers must name at least one pattern, got none")
     for pattern in patterns:
@@ -271,7 +280,11 @@ def _fresh(value):
 
 @contextmanager
 def watch(
-    model: nn.Module, callback: Callable[[Call], Tensor | None], *, layers: str | Sequence[str] = "*"
+    model: nn.Module,
+    callback: Callable[[Call], Tensor | None],
+    *,
+    layers: str | Sequence[str] = "*",
+    kinds: tuple[type, ...] = KINDS,
 ) -> Iterator[None]:
     """Inside the block, each call of a layer is shown to ``callback``; afterwards all is as before.
 
@@ -284,8 +297,8 @@ def watch(
     model : torch.nn.Module
     callback : callable
         Gets a :class:`Call`, returns None or another output.
-    layers : str or sequence of str
-        Names of layers, with wildcards as in file names.
+    layers, kinds
+        As for :func:`select`.
 
     Raises
     ------
@@ -301,11 +314,13 @@ def watch(
     def show(name: str):
         def hook(module, args, kwargs, output):
             times[name] += 1
-            return callback(Call(name, times[name], module, args, kwargs, output))
+            closed = isinstance(module, CLOSED)
+            new = callback(Call(name, times[name], module, args, kwargs, _first(output) if closed else output))
+            return _with_first(output, new) if closed and new is not None else new
 
         return hook
 
-    chosen = select(model, layers)
+    chosen = select(model, layers, kinds)
     with preserved(model), ExitStack() as hooks:
         if "torch._dynamo" in sys.modules:  # a compiled model may pass over hooks, or be compiled anew for them
             hooks.enter_context(torch.compiler.set_stance("force_eager"))
@@ -313,6 +328,19 @@ def watch(
             handle = module.register_forward_hook(show(name), prepend=True, with_kwargs=True)
             hooks.callback(handle.remove)
         yield
+
+
+def _first(output):
+    """The first tensor of nested tuples; a packed sequence is such a tuple, too."""
+    return _first(output[0]) if isinstance(output, tuple) and output else output
+
+
+def _with_first(output, new: Tensor):
+    """The same nested tuples with another first tensor."""
+    if not isinstance(output, tuple):
+        return new
+    first = _with_first(output[0], new)
+    return output._replace(data=first) if isinstance(output, PackedSequence) else (first, *output[1:])
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from initlib import drawn, figures, runtime, schemes
-from initlib.fans import SUPPORTED, fans
+from initlib.fans import SUPPORTED, Fans, fans
 from initlib.findings import Facts, Finding, Row, judge, name_schemes
 from initlib.follow import RECTIFIERS, SATURATED, Follow, Path
-from initlib.layers import KINDS, Batch, Call, run, select, watch
+from initlib.layers import CLOSED, KINDS, Batch, Call, run, select, watch
 from initlib.runtime import double, mean_square
 from initlib.tables import Table
 
@@ -34,7 +34,10 @@ _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 class Probe(Table):
     r"""What :func:`probe` measured, a row for each call of a layer; prints as a table with its findings.
 
-    All arrays have shape (calls,); NaN where nothing could be measured.
+    All arrays have shape (calls,); NaN where nothing could be measured. A layer is a linear layer or a convolution, and
+    :math:`u` its pre-activations. Of torch's attention and recurrent layers only what leaves them is seen: there it
+    takes the place of :math:`u`, at each step of a sequence, and nothing is predicted. The weights are those of the
+    last layer of attention, and all matrices of a recurrent layer.
 
     Attributes
     ----------
@@ -60,8 +63,8 @@ class Probe(Table):
     loss : float
         The value of the loss that was given; NaN for the random read-out.
     unseen : tuple of str
-        Matrices and kernels outside embeddings and the linear layers and convolutions that the model calls: they have
-        no row. So are the weights of torch's recurrent layers, and those of its attention, in and out.
+        Matrices and kernels of no embedding and of no layer that has a row. Of torch's attention only the last layer
+        has one: the weights of query, key and value are here.
 
     Notes
     -----
@@ -103,7 +106,7 @@ class Probe(Table):
         if self.unseen:
             more = f" and {len(self.unseen) - 3} more" if len(self.unseen) > 3 else ""
             held = f"{', '.join(self.unseen[:3])}{more}"
-            notes.append(f"Not measured, as no linear layer or convolution that is called holds them: {held}.")
+            notes.append(f"Not measured, as no layer that has a row holds them: {held}.")
         return notes
 
     def to_dict(self) -> dict[str, object]:
@@ -175,7 +178,8 @@ def probe(
     Parameters
     ----------
     model : torch.nn.Module
-        Any model with linear layers or convolutions, in the mode in which it is to be looked at.
+        Any model with linear layers or convolutions, or attention or recurrent layers of torch, in the mode in which
+        it is to be looked at.
     batch : Tensor, tuple or dict
         Argument of the model, its positional arguments, or its keyword arguments.
     loss : callable, optional
@@ -226,9 +230,10 @@ def probe(
     """
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of what the model returns, got {type(loss).__name__}")
-    chosen = select(model, layers)
+    chosen = select(model, layers, (*KINDS, *CLOSED))
     measured = _Measurement(model)
-    with torch.inference_mode(False), torch.enable_grad(), watch(model, measured.note, layers=layers):
+    watched = watch(model, measured.note, layers=layers, kinds=(*KINDS, *CLOSED))
+    with torch.inference_mode(False), torch.enable_grad(), watched:
         facts = Facts(packed=drawn.packed(model), copies=drawn.copies(model))
         with measured.follow:
             output = run(model, batch)
@@ -249,7 +254,8 @@ def probe(
 
 def _unseen(model: nn.Module, used: Sequence[nn.Module]) -> tuple[str, ...]:
     """Parameters with two dimensions or more of no layer or embedding, or of a layer that is used without a call."""
-    layers = [module for module in model.modules() if isinstance(module, (*SUPPORTED, nn.EmbeddingBag))]
+    known = (*SUPPORTED, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)
+    layers = [module for module in model.modules() if isinstance(module, known)]
     seen = {id(p) for layer in layers if layer not in used for p in layer.parameters()}
     return tuple(
         name for name, p in model.named_parameters() if id(p) not in seen and sum(size > 1 for size in p.shape) > 1
@@ -266,6 +272,7 @@ class _Measurement:
         self.open = True
         self.alike = math.nan
         self._weights: list[tuple[Row, nn.Module, Tensor]] = []
+        self._cells: list[tuple[Row, nn.Module, list[Tensor]]] = []  # recurrent layers and their matrices
         self._leaves: list[Tensor] = []  # what leaves frozen layers below which nothing is learnt
         self._embeddings: dict[int, str] = {}  # by the identity of their weight
         self._written: dict[nn.Module, Tensor] = {}  # the weights that are attributes, and computed anew at each call
@@ -296,10 +303,17 @@ class _Measurement:
     def _measure(self, call: Call) -> Row:
         """What can be read off a call alone; the weight is looked at afterwards."""
         u, layer = call.output, call.module
-        row = Row(call.label, kind=next(kind.__name__ for kind in KINDS if isinstance(layer, kind)), reached=False)
+        kind = next((kind for kind in KINDS if isinstance(layer, kind)), type(layer))
+        row = Row(call.label, kind=kind.__name__, closed=isinstance(layer, CLOSED), reached=False)
         # Not layer.weight: a parametrisation would compute it anew, and may change with each time.
         weight = self.follow.weights.get(u) if isinstance(u, Tensor) else None
-        self._weights.append((row, layer, layer.weight if weight is None else weight))
+        if isinstance(layer, nn.MultiheadAttention):  # what leaves it is what its last layer makes
+            self._weights.append((row, layer.out_proj, layer.out_proj.weight))
+            self.called.add(layer.out_proj)
+        elif row.closed:
+            self._cells.append((row, layer, [each for each in layer.parameters() if each.ndim == 2]))
+        else:
+            self._weights.append((row, layer, layer.weight if weight is None else weight))
         if isinstance(u, Tensor) and u.shape[call.unit] == 0:
             return row
         mean, variance = call.moments()
@@ -311,7 +325,8 @@ class _Measurement:
         x = call.args[0] if call.args else call.kwargs.get("input")
         if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
             x = x.detach()
-            row.entering, row.predicted = mean_square(x), _reach(layer, x, u)  # for weights of variance 1, so far
+            row.entering = mean_square(x)
+            row.predicted = math.nan if row.closed else _reach(layer, x, u)  # for weights of variance 1, so far
             if not self.rows:
                 _, spread = call._replace(output=x).moments()
                 self.alike = spread.mean().item() / row.entering if row.entering else math.nan
@@ -332,6 +347,12 @@ class _Measurement:
             row.predicted = found.second * row.predicted + (0.0 if layer.bias is None else mean_square(layer.bias))
             if row.parametrised and of_torch.n_in:
                 row.lost = drawn.lost(layer, self._written.get(layer), weight, 1 / (3 * of_torch.n_in))
+        for row, layer, matrices in self._cells:
+            row.trained = any(each.requires_grad for each in matrices)
+            row.weight = _mean_square(matrices)
+            # torch draws all of them as if each had as many inputs as there are hidden units.
+            fits = [drawn.schemes_of(drawn.weigh(each), Fans(*[layer.hidden_size] * 2)) for each in matrices]
+            row.fits = ("torch default",) if all("torch default" in each for each in fits) else ()
 
     def _normalised(self, path: Path) -> None:
         path.source.normalised = True
@@ -354,7 +375,8 @@ class _Measurement:
 
     def pull_back(self, roots: Sequence[Tensor], seeds: Sequence[Tensor | None]) -> None:
         """Send the gradient back, and read that of each weight."""
-        wanted = {id(weight): weight for _, _, weight in self._weights if weight.requires_grad}
+        weights = [weight for _, _, weight in self._weights] + [each for _, _, many in self._cells for each in many]
+        wanted = {id(weight): weight for weight in weights if weight.requires_grad}
         inputs = [*wanted.values(), *self._leaves]
         if not (roots and inputs):
             return
@@ -365,6 +387,10 @@ class _Measurement:
             if gradient is not None and row.units:
                 row.weight_gradient = mean_square(gradient)
                 row.twins = drawn.twins(layer, weight, gradient)
+        for row, _, matrices in self._cells:
+            reached = [gradients[id(each)] for each in matrices if gradients.get(id(each)) is not None]
+            if reached:
+                row.weight_gradient = _mean_square(reached)
 
 
 def _table(rows: Sequence[Row], findings: tuple[Finding, ...], loss: float, unseen: tuple[str, ...]) -> Probe:
@@ -396,6 +422,11 @@ def _table(rows: Sequence[Row], findings: tuple[Finding, ...], loss: float, unse
         unseen=unseen,
         **numbers,
     )
+
+
+def _mean_square(matrices: Sequence[Tensor]) -> float:
+    """Mean of the squares of all entries."""
+    return sum(mean_square(each) * each.numel() for each in matrices) / sum(each.numel() for each in matrices)
 
 
 def _cell(value: object) -> object:

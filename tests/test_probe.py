@@ -505,6 +505,7 @@ class Product(nn.Module):
         super().__init__()
         self.table = nn.EmbeddingBag(9, 4)
         self.weight, self.bias = nn.Parameter(normal(4, 8)), nn.Parameter(torch.zeros(1, 8))
+        self.own = nn.Parameter(normal(2, 2))
         self.cells, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 2)
 
     def forward(self, words):
@@ -513,10 +514,10 @@ class Product(nn.Module):
 
 def test_matrices_outside_of_layers_are_named_as_not_measured():
     found = probe(Product(), integers(9, T, 3))
-    assert found.names == ("head",)
-    assert found.unseen == ("weight", "cells.weight_ih_l0", "cells.weight_hh_l0")
+    assert found.names == ("cells", "head")
+    assert found.unseen == ("weight", "own")
     assert found.to_dict()["unseen"] == list(found.unseen)
-    expected = "convolution that is called holds them: weight, cells.weight_ih_l0, cells.weight_hh_l0."
+    expected = "Not measured, as no layer that has a row holds them: weight, own."
     for page in (str(found), found._repr_html_()):
         assert expected in " ".join(page.split())
     assert probe(mlp([4, 8]), normal(T, 4)).unseen == ()
@@ -586,12 +587,107 @@ def test_compiled_model_is_measured_without_compiling_for_it():
     assert found.activation == ("relu", "")
 
 
-def test_attention_of_torch_uses_layers_that_it_does_not_call():
-    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    found = probe(model, normal(6, 5, 8))
-    assert found.names == ("linear1", "linear2")  # out_proj is used, not called
-    assert found.unseen == ("self_attn.in_proj_weight", "self_attn.out_proj.weight")
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_of_torch_has_the_row_of_its_last_layer(training):
+    model, x = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).train(training), normal(6, 5, 8)
+    found = probe(model, x, square)
+    u, _ = model.self_attn(x, x, x)
+    assert found.names == ("self_attn", "linear1", "linear2")
+    assert found.forward[0] == pytest.approx(u.square().mean().item(), rel=1e-5)
+    assert np.isnan(found.predicted[0])
+    assert found.weight[0] == pytest.approx(model.self_attn.out_proj.weight.square().mean().sqrt().item(), rel=1e-5)
+    slope = torch.autograd.grad(model(x).square().sum(), model.self_attn.out_proj.weight)[0]
+    assert found.weight_gradient[0] == pytest.approx(slope.square().mean().sqrt().item(), rel=1e-4)
+    assert found.unseen == ("self_attn.in_proj_weight",)
     assert "not called" not in [finding.kind for finding in found.findings]
+    assert probe(model, x, layers="linear*").names == ("linear1", "linear2")
+
+
+CELLS = {
+    "lstm": lambda: nn.LSTM(5, 6, num_layers=2, bidirectional=True),
+    "lstm_batch_first": lambda: nn.LSTM(5, 6, batch_first=True),
+    "lstm_without_biases": lambda: nn.LSTM(5, 6, bias=False),
+    "gru": lambda: nn.GRU(5, 6),
+    "rnn": lambda: nn.RNN(5, 6),
+}
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_recurrent_layer_has_a_row_for_what_leaves_it_at_each_step(kind):
+    layer, x = CELLS[kind](), normal(7, T, 5)
+    found = probe(layer, x, lambda out: out[0].square().sum())
+    out = layer(x)[0]
+    matrices = [p for name, p in layer.named_parameters() if name.startswith("weight")]
+    slopes = torch.autograd.grad(out.square().sum(), [out, *matrices])
+    assert found.forward[0] == pytest.approx(out.square().mean().item(), rel=1e-5)
+    assert found.variance[0] == pytest.approx(out.flatten(0, 1).var(0, correction=0).mean().item(), rel=1e-5)
+    assert found.backward[0] == pytest.approx(slopes[0].square().mean().item(), rel=1e-5)
+    for measured, tensors in ((found.weight, matrices), (found.weight_gradient, slopes[1:])):
+        whole = torch.cat([each.flatten() for each in tensors])
+        assert measured[0] == pytest.approx(whole.square().mean().sqrt().item(), rel=1e-5)
+    assert np.isnan(found.predicted[0])
+    assert found.scheme == ("torch default",)
+    assert found.unseen == found.findings == ()
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_recurrent_cell_has_a_row_for_each_call(cell):
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = cell(5, 6)
+
+        def forward(self, x):
+            state = None
+            for each in x:
+                state = self.cell(each, state)
+            return state
+
+    found = probe(Steps(), normal(3, T, 5))
+    assert found.names == ("cell", "cell (2)", "cell (3)")
+    assert (found.forward > 0).all()
+    assert found.findings == ()
+
+
+class Reader(nn.Module):
+    """A recurrent layer; the head gets its last state, or what leaves it at each step, as a packed sequence."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.last, self.cells, self.head = last, nn.LSTM(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        out, (state, _) = self.cells(nn.utils.rnn.pack_padded_sequence(x, [4] * T))
+        return self.head(state[-1] if self.last else nn.utils.rnn.pad_packed_sequence(out)[0])
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_recurrent_layer_that_is_read_at_the_end_alone_is_no_fault(last, frozen):
+    model, x = Reader(last), normal(4, T, 5)
+    model.cells.requires_grad_(not frozen)
+    before = snapshot(model)
+    found = probe(model, x)
+    assert snapshot(model) == before
+    assert found.names == ("cells", "head")
+    assert found.forward[0] == pytest.approx(model.cells(x)[0].square().mean().item(), rel=1e-5)
+    assert np.isnan(found.backward[0]) == last
+    assert np.isnan(found.weight_gradient[0]) == frozen
+    assert found.findings == ()
+
+
+def test_what_is_wrong_with_a_recurrent_layer_is_found():
+    def first(change, loss=None):
+        model = Reader(False)
+        change(model)
+        return probe(model, normal(4, T, 5), loss).findings[0]
+
+    with torch.no_grad():
+        found = first(lambda model: model.cells.weight_hh_l0.mul_(math.nan))
+    assert (found.kind, found.layers) == ("not finite", ("cells",))
+    found = first(lambda model: model.cells.register_forward_hook(lambda m, x, out: (nn.utils.rnn.PackedSequence(
+        out[0].data.detach(), *out[0][1:]), out[1])))  # fmt: skip
+    assert (found.kind, found.layers) == ("no gradient", ("cells",))
 
 
 def test_layers_are_chosen_by_name():

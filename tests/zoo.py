@@ -424,7 +424,7 @@ BROKEN = {
     ),
     "exploding/normalised": lambda n: (normalised(70, n), normal(64, 64, n=n), None),
     "exploding/tied": lambda n: (tied(n, loud=True), integers(50, 8, 16, n=n), None),
-    "samples alike/data": lambda n: (mlp([100] * 5 + [10], n=n), normal(64, 100, n=n) + 6, None),
+    "samples alike/data": lambda n: (mlp([100] * 5 + [10], n=n), normal(64, 100, n=n) + 10, None),
     "samples alike/depth": lambda n: (mlp([1000] * 40 + [10], n=n), normal(16, 1000, n=n) + 1, None),
     "dead units/bias": lambda n: (with_bias(n, -4.0), normal(64, 100, n=n), None),
     "dead units/narrow": lambda n: (
