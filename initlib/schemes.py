@@ -471,6 +471,7 @@ def _row(scheme: Initializer, n_in: int, n_out: int) -> tuple[str, str, str, flo
     if isinstance(scheme, Scheme):
         squared = scheme.gain**2
         formula = _FORMULAS[scheme.average].format(g=f"{squared:.4g}", two_g=f"{2 * squared:.4g}")
+        formula = formula.removeprefix("1 · ")
         drawn = scheme.distribution.replace("_", " ")
         return scheme.name, formula, drawn, std, scheme.bound(n_in, n_out)
     if isinstance(scheme, Orthogonal):

@@ -33,7 +33,7 @@ def test_nothing_is_found_in_a_model_that_is_well_initialised(name, n):
 def test_what_is_wrong_is_found_first_and_explained(name):
     found = probe(*BROKEN[name](0)).findings
     assert kinds(found)[:1] == [name.split("/")[0]]
-    if name != "vanishing/sigmoid":  # which also makes all samples alike
+    if name.split("/")[0] != "vanishing":  # which also makes samples alike
         assert len(found) == 1
     text = str(found[0])
     assert text.startswith(found[0].kind.capitalize())
