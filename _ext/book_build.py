@@ -109,11 +109,13 @@ def add_addresses(app, config):
 
 
 def rewrite_all(app, env):
-    """All pages, if the contents or a title changed since the last build: every page shows them in its sidebar.
+    """All pages, if the contents, a title or a file in _static changed since the last build: every page shows them.
 
-    Sphinx itself would write only the pages whose sources changed; the rest would not know a new page.
+    Sphinx itself would write only the pages whose sources changed; the rest would not know a new page. And it copies
+    style sheets and scripts only when it writes a page.
     """
-    contents = env.toctree_includes, {name: title.astext() for name, title in env.titles.items()}
+    static = {path.name: path.read_bytes() for path in sorted((Path(app.srcdir) / "_static").glob("*"))}
+    contents = env.toctree_includes, {name: title.astext() for name, title in env.titles.items()}, static
     if getattr(env, "book_contents", None) == contents:
         return []
     env.book_contents = contents

@@ -191,16 +191,20 @@ def test_others_get_whole_addresses(hosted):
     assert (ROOT / "_static" / "cover.png").exists()
 
 
-def test_every_page_is_written_again_when_contents_or_titles_change():
+def test_every_page_is_written_again_when_contents_titles_or_style_sheets_change(tmp_path):
+    app = SimpleNamespace(srcdir=tmp_path)
     titles = {"intro": nodes.title("", "Opening"), "one": nodes.title("", "One")}
     env = SimpleNamespace(toctree_includes={"intro": ["one"]}, titles=titles, found_docs={"one", "intro"})
-    assert book_build.rewrite_all(None, env) == ["intro", "one"]
-    assert book_build.rewrite_all(None, env) == []
+    assert book_build.rewrite_all(app, env) == ["intro", "one"]
+    assert book_build.rewrite_all(app, env) == []
     titles["one"] = nodes.title("", "First")
-    assert book_build.rewrite_all(None, env) == ["intro", "one"]
+    assert book_build.rewrite_all(app, env) == ["intro", "one"]
     env.toctree_includes = {"intro": ["one", "two"]}
-    assert book_build.rewrite_all(None, env) == ["intro", "one"]
-    assert book_build.rewrite_all(None, env) == []
+    assert book_build.rewrite_all(app, env) == ["intro", "one"]
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static" / "book.css").write_text("a { color: red }")
+    assert book_build.rewrite_all(app, env) == ["intro", "one"]
+    assert book_build.rewrite_all(app, env) == []
 
 
 def test_all_pages_can_be_one(tmp_path):
