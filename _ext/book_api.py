@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from sphinx.util.typing import stringify_annotation
 
+from initlib.tables import Table
+
 ARRAY_LIKE = stringify_annotation(ArrayLike, mode="smart")
 NUMBER = r"(?<![\w.`])\d\d[a-z]?(?!\w|\.\d)"
 NAMED = re.compile(rf"\b[Cc]hapters?\s+{NUMBER}")
@@ -88,7 +90,12 @@ def process_docstring(app, what, name, thing, options, lines):
 
 
 def process_signature(app, what, name, thing, options, signature, returns):
-    """Called by autodoc for each signature: NumPy's ``ArrayLike`` is a name, not the dozen types behind it."""
+    """Called by autodoc for each signature: NumPy's ``ArrayLike`` is a name, not the dozen types behind it.
+
+    A kind of table that functions return is never made by hand: it needs none.
+    """
+    if what == "class" and Table in thing.__mro__[1:]:
+        return "", returns
     return tuple(words and words.replace(ARRAY_LIKE, "~numpy.typing.ArrayLike") for words in (signature, returns))
 
 

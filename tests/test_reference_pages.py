@@ -24,6 +24,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from scipy import stats
 
 from initlib import checks, schemes
+from initlib.layers import LayerMoments
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -245,6 +246,8 @@ def test_signatures_name_array_like_and_are_lines():
     found = book_api.process_signature(None, "function", "f", None, {}, full, book_api.ARRAY_LIKE)
     assert found == ("(x: ~numpy.typing.ArrayLike | None = None)", "~numpy.typing.ArrayLike")
     assert book_api.process_signature(None, "data", "f", None, {}, None, None) == (None, None)
+    for kind, shown in ((LayerMoments, ""), (schemes.Scheme, "(name)")):
+        assert book_api.process_signature(None, "class", "C", kind, {}, "(name)", None) == (shown, None)
     body = '<dt class="sig">f(<dl>\n<dd><em>x</em>,</dd>\n<dd>y</dd>\n</dl>\n)</dt><dl><dt>a</dt><dd>b</dd></dl>'
     context = {"body": body}
     book_api.repair_signatures(None, "api", "page.html", context, None)
