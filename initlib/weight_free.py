@@ -103,20 +103,24 @@ def _factor(rows: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     gram = _product(wide, wide.mT).div_(width)
     # An overflow is reported by the sizes; here it must not stop the other networks.
     gram = torch.where(gram.isfinite().all((-2, -1), keepdim=True), gram, torch.eye(len(gram[0])).to(gram))
-    root, failed = torch.linalg.cholesky_ex(gram)
-    if not failed.any() and (root.diagonal(dim1=-2, dim2=-1).square() > 10 * _NULL).all():
-        lower = root
+    lower, failed = torch.linalg.cholesky_ex(gram)
+    sound = (failed == 0) & (lower.diagonal(dim1=-2, dim2=-1).square() > 10 * _NULL).all(-1)
+    if sound.all():
+        root = lower
 
         def solve(a):
             return torch.cholesky_solve(a.mT, lower).mT / width
     else:
+        # Network by network, so that what one of them draws does not hang on the others.
+        sound = sound[:, None, None]
         values, vectors = torch.linalg.eigh(gram)
         # The symmetric root: unlike the eigenvectors' signs it does not hang on rounding.
         exact = torch.where(values > 1e-14 * len(gram[0]), values, 0)  # below is rounding: equal samples stay equal
-        root = (vectors * exact.sqrt().unsqueeze(-2)) @ vectors.mT
+        root = torch.where(sound, lower, (vectors * exact.sqrt().unsqueeze(-2)) @ vectors.mT)
         kept = torch.where(values > _NULL, 1 / values, 0).unsqueeze(-2)
 
         def solve(a):
-            return (a @ vectors * kept) @ vectors.mT / width
+            plain = torch.cholesky_solve(a.mT, lower).mT
+            return torch.where(sound, plain, (a @ vectors * kept) @ vectors.mT) / width
 
     return (math.sqrt(width) * root).to(rows.device, rows.dtype), solve
