@@ -279,7 +279,7 @@ def test_running_statistics_that_an_arm_sets_are_used():
 
     arms = {"informed": informed, "he": "he_normal"}
     found = run(RECOGNISER, images(), arms=arms, record=[0])
-    assert not np.isclose(found.test_loss[0, 0], found.test_loss[1, 0], rtol=1e-3).any()
+    assert not np.isclose(found.test_loss[0, 0], found.test_loss[1, 0], rtol=1e-3).all()
     np.testing.assert_allclose(found.loss[0, ..., 0], found.loss[1, ..., 0], rtol=1e-6)
 
 

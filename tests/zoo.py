@@ -175,8 +175,9 @@ class Radiance(nn.Module):
 
 
 def sigmoid_images(n):
-    """Three sigmoid convolutions as torch draws them, and a pooling."""
-    parts = [part for m, k in ((3, 16), (16, 32), (32, 64)) for part in (nn.Conv2d(m, k, 3, 2), nn.Sigmoid())]
+    """Four sigmoid convolutions as torch draws them, and a pooling."""
+    widths = ((3, 16), (16, 32), (32, 64), (64, 64))
+    parts = [part for m, k in widths for part in (nn.Conv2d(m, k, 3, 2, padding=1), nn.Sigmoid())]
     model = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
     return drawn(model, "torch_default", n)
 
