@@ -421,7 +421,7 @@ def test_layers_may_be_dead(residual):
     if residual is None:
         for trace in (explicit, weight_free):
             dead = (trace.activations == 0).mean(0)
-            assert 0.05 < dead[2] < 0.95
+            assert dead[2] > 0.05
             assert dead[-1] > 0.5
             assert (trace.backward[:, 0] == 0).mean() > 0.5
     assert same_law(features(explicit), features(weight_free))
