@@ -114,7 +114,8 @@ def rewrite_all(app, env):
     Sphinx itself would write only the pages whose sources changed; the rest would not know a new page. And it copies
     style sheets and scripts only when it writes a page.
     """
-    static = {path.name: path.read_bytes() for path in sorted((Path(app.srcdir) / "_static").glob("*"))}
+    files = sorted((Path(app.srcdir) / "_static").glob("*"))
+    static = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     contents = env.toctree_includes, {name: title.astext() for name, title in env.titles.items()}, static
     if getattr(env, "book_contents", None) == contents:
         return []

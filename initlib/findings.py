@@ -638,7 +638,7 @@ def _end(judged: Sequence[Row]) -> Row | None:
 
 def samples_alike(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Layers that give nearly the same for all samples. Introduced in chapter 16."""
-    judged = _judged(rows)
+    every = judged = _judged(rows)
     end = _end(judged)
     from_the_start = facts.alike < 2 * SHARE
     if not from_the_start:  # torch's default biases stay as its signal fades: `torch_default` knows when that counts
@@ -649,7 +649,7 @@ def samples_alike(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
         least = min(alike, key=_share)
         text = (
             f"At layer {least.name!r} the samples differ by {_share(least):.1%} of the second moment "
-            f"({_share(_judged(rows)[0]):.1%} at the first layer); the rest is the same for all of them."
+            f"({_share(every[0]):.1%} at the first layer); the rest is the same for all of them."
         )
         if from_the_start:
             text += f" What enters the first layer has a share of only {facts.alike:.1%}."

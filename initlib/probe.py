@@ -230,9 +230,10 @@ def probe(
     """
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of what the model returns, got {type(loss).__name__}")
-    chosen = select(model, layers, (*KINDS, *CLOSED))
+    kinds = (*KINDS, *CLOSED)
+    chosen = select(model, layers, kinds)
     measured = _Measurement(model)
-    watched = watch(model, measured.note, layers=layers, kinds=(*KINDS, *CLOSED))
+    watched = watch(model, measured.note, layers=layers, kinds=kinds)
     with torch.inference_mode(False), torch.enable_grad(), watched:
         facts = Facts(packed=drawn.packed(model), copies=drawn.copies(model))
         with measured.follow:

@@ -16,9 +16,10 @@ def pytest_runtest_setup(item):
 
     A hook and not a fixture: fixtures of a whole module draw before those of a test.
     """
-    torch.manual_seed(seed(9000))
-    np.random.seed(seed(9000) % 2**32)  # noqa: NPY002 (what a user's code may draw from)
-    random.seed(seed(9000))
+    number = seed(9000)
+    torch.manual_seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002 (what a user's code may draw from)
+    random.seed(number)
 
 
 @pytest.fixture
