@@ -18,7 +18,7 @@ import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 pytestmark = pytest.mark.site
 
@@ -84,6 +84,7 @@ def browser():
     """The system's Chromium."""
     if not pdf.chromium():
         absent("no Chromium or Chrome found: install one, or set CHROMIUM to its path")
+    expect.set_options(timeout=30_000)  # milliseconds, as for all else that the browser waits for
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(**pdf.options())
         yield browser
@@ -218,11 +219,11 @@ def test_formulas_are_rendered(seen, path):
 def test_one_search_box(seen, path):
     page = seen(path)
     shown = page.locator(".search-button-field:visible, input[type=search]:visible")
-    assert shown.count() == 1
+    expect(shown).to_have_count(1)
     shown.click()
-    assert page.locator("input[type=search]:visible").count() == 1
+    expect(page.locator("input[type=search]:visible")).to_have_count(1)
     page.keyboard.press("Escape")
-    assert page.locator("input[type=search]:visible").count() == 0
+    expect(page.locator("input[type=search]:visible")).to_have_count(0)
 
 
 @each(CHAPTERS)
@@ -310,12 +311,18 @@ def test_a_walk_through_the_book_passes_every_page_in_order(without_scripts, but
     assert passed == pages
 
 
+def results(page):
+    """The links that a search found: they come one by one."""
+    expect(page.locator("#search-results .search-summary")).to_contain_text("Search finished")
+    page.wait_for_load_state("networkidle")
+    return page.locator("#search-results li a")
+
+
 def test_search_finds_fan_in(fresh):
     page = fresh("search.html?q=fan-in")
-    first = page.locator("#search-results li a").first
-    first.wait_for()
-    first.click()
-    assert "fan-in" in page.locator("article").inner_text().lower()
+    results(page).first.click()
+    page.wait_for_url(lambda address: "search.html" not in address)
+    expect(page.locator("article")).to_contain_text("fan-in", ignore_case=True)
     assert page.problems == []
 
 
@@ -328,10 +335,8 @@ def test_the_search_dialog_finds_fan_in(fresh, window):
         page.locator("button.search-button:visible").click()
     page.locator("input[type=search]:visible").fill("fan-in")
     page.keyboard.press("Enter")
-    found = page.locator("#search-results li a")
-    found.first.wait_for()
-    assert "search.html" in page.url
-    assert any("/chapters/" in link.evaluate("link => link.href") for link in found.all())
+    page.wait_for_url("**/search.html?q=fan-in*")
+    assert any("/chapters/" in link.evaluate("link => link.href") for link in results(page).all())
     assert page.evaluate("document.documentElement.scrollWidth") <= window[0]
     assert page.problems == []
 
@@ -361,11 +366,12 @@ def test_the_keyboard_is_enough(fresh):
     focused = page.locator(":focus")
     outline = "e => parseFloat(getComputedStyle(e).outlineWidth) || getComputedStyle(e).boxShadow !== 'none'"
     page.keyboard.press("Tab")
-    assert focused.inner_text() == "Skip to main content"
-    assert focused.bounding_box()["y"] >= 0
+    expect(focused).to_have_text("Skip to main content")
+    expect(focused).to_be_in_viewport(ratio=1)
     page.keyboard.press("Enter")
+    page.wait_for_url("**#main-content")
     page.keyboard.press("Tab")
-    assert focused.evaluate("e => Boolean(e.closest('main'))")
+    expect(page.locator("main :focus")).to_have_count(1)
     for _ in range(12):  # buttons above the article, then links and code in it
         assert focused.evaluate(outline), focused.evaluate("e => e.outerHTML")
         page.keyboard.press("Tab")
