@@ -3,6 +3,9 @@
 The experiment is that of Luther and Seung (2019): networks of depth 50 and width 3000 with He's weights, with a
 data-dependent scale and bias, and with batch normalisation, forward and backward. ``make bench`` prints the table and
 writes ``benchmarks/results.json``. Every entry runs in a process of its own, one after another.
+
+``--slopes T`` times nothing. It keeps the fitted slope of each network at T samples, by the cheaper sampler, beside
+what the file already holds.
 """
 
 import argparse
@@ -121,6 +124,35 @@ def disagreement(one, other):
     return worst
 
 
+def fit(samples, settings, networks, width, depth):
+    """One entry a setting, with the slope of every network."""
+    entries = []
+    for setting in settings:
+        trace = propagate(
+            [width] * (depth + 1),
+            "he_normal",
+            "relu",
+            networks=networks,
+            samples=samples,
+            normalize=SETTINGS[setting],
+            seed=len(SETTINGS) * samples + list(SETTINGS).index(setting),
+        )
+        found = slopes({"backward": trace.backward[:, 1:]})
+        print(f"T = {samples}, {setting}: {found.mean():+.4f}, {networks} networks", flush=True)
+        entry = {"date": date.today().isoformat(), "torch": torch.__version__, "width": width, "depth": depth}
+        entries.append({**entry, "samples": samples, "setting": setting, "slopes": found.round(6).tolist()})
+    return entries
+
+
+def known(output):
+    """What the file holds, or an empty report."""
+    return json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+
+
+def write(output, report):
+    output.write_text(json.dumps(report, indent=1, default=float) + "\n", encoding="utf-8")
+
+
 def rates(samples, width, repeat=20):
     """Of this machine with every thread busy: normal numbers a second, and operations a second in products."""
     threads = torch.get_num_threads()
@@ -164,8 +196,18 @@ def main():
     parser.add_argument("--networks", type=int, default=30, help="of the weight-free sampler")
     parser.add_argument("--few", type=int, default=2, help="networks of the two others")
     parser.add_argument("--widths", type=int, nargs="+", default=[1000, 3000, 10_000, 30_000, 100_000])
+    parser.add_argument("--slopes", type=int, metavar="T", help="keep slopes at T samples, and time nothing")
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="for --slopes")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results.json"))
     options = parser.parse_args()
+
+    kept = known(options.output).get("slopes", [])
+    if options.slopes:
+        new = fit(options.slopes, options.settings, options.networks, options.width, options.depth)
+        replaced = {(entry["samples"], entry["setting"]) for entry in new}
+        kept = [entry for entry in kept if (entry["samples"], entry["setting"]) not in replaced] + new
+        write(options.output, known(options.output) | {"slopes": kept})
+        return
 
     report = {
         "date": date.today().isoformat(),
@@ -232,7 +274,7 @@ def main():
         rows.append([width, f"{entry['seconds']:.2f}", f"{entry['memory'] / 2**30:.2f}", f"{weights / 2**30:.1f}"])
     print(f"\nWeight-free, one network, {options.samples[0]} samples:")
     print(tabulate(rows, headers=["width", "s", "GiB", "GiB its weights would take"], disable_numparse=True))
-    options.output.write_text(json.dumps(report, indent=1, default=float) + "\n", encoding="utf-8")
+    write(options.output, report | ({"slopes": kept} if kept else {}))
 
 
 if __name__ == "__main__":
