@@ -6,7 +6,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 
 import torch
 from torch import nn
@@ -106,8 +107,9 @@ def _probe(options: argparse.Namespace) -> Probe:
             values = torch.randn(shape, generator=generator).to(dtype)
         batch.append(values.to(device))
     try:
-        return probe(model, tuple(batch), layers=options.layers or "*", seed=options.seed)
-    except Exception as error:
+        with _alone():
+            return probe(model, tuple(batch), layers=options.layers or "*", seed=options.seed)
+    except (Exception, SystemExit) as error:
         hint = ""
         if len(options.integers) < len(shapes) and any(isinstance(each, _TABLES) for each in model.modules()):
             hint = " (the model has an embedding: --integers HIGH draws integers below HIGH)"
@@ -116,7 +118,7 @@ def _probe(options: argparse.Namespace) -> Probe:
 
 def _shape(text: str) -> tuple[int, ...]:
     try:
-        sizes = tuple(int(part) for part in text.split(",") if part.strip())
+        sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
@@ -133,8 +135,9 @@ def _model(where: str, seed: int) -> nn.Module:
         sys.path.insert(0, os.getcwd())
     torch.manual_seed(seed)
     try:
-        found = importlib.import_module(module)
-    except Exception as error:
+        with _alone():
+            found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
         raise _Usage(f"cannot import {module!r}: {type(error).__name__}: {_line(error)}") from None
     for name in names.split("."):
         if not hasattr(found, name):
@@ -145,12 +148,24 @@ def _model(where: str, seed: int) -> nn.Module:
             raise _Usage(f"{where!r} is neither a torch.nn.Module nor builds one, but {type(found).__name__}")
         torch.manual_seed(seed)
         try:
-            found = found()
-        except Exception as error:
+            with _alone():
+                found = found()
+        except (Exception, SystemExit) as error:
             raise _Usage(f"{where!r} cannot be built: {type(error).__name__}: {_line(error)}") from None
     if not isinstance(found, nn.Module):
         raise _Usage(f"{where!r} must build a torch.nn.Module, got {type(found).__name__}")
     return found
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A user's code gets none of this command's arguments, and what it prints is no part of the result."""
+    arguments, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.argv = arguments
 
 
 def _line(error: BaseException) -> str:

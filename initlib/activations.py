@@ -53,7 +53,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
 }
 
-# A normal density is below 1e-300 beyond this many standard deviations.
+# A normal density is below 1e-297 beyond this many standard deviations.
 _REACH = 37.0
 
 

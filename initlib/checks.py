@@ -15,6 +15,7 @@ normals. A check whose tolerance is wider than a tenth of the prediction (or wha
 import html
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import torch
@@ -114,7 +115,7 @@ def mean_and_se(replicates: ArrayLike | torch.Tensor) -> tuple[np.ndarray, np.nd
     values = as_array(replicates)
     if values.ndim == 0 or len(values) < 2 or values.size == 0:
         raise ValueError(f"replicates must hold at least two along the first axis, got shape {values.shape}")
-    with np.errstate(invalid="ignore"):  # infinite replicates have no standard error
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite replicates have no standard error
         return values.mean(0), values.std(0, ddof=1) / math.sqrt(len(values))
 
 
@@ -141,8 +142,8 @@ def check(
         so that a measured mean which is off by more is sure to fail; where the prediction is
         zero, of its largest component or, if all are zero, of one.
     margin : float or array, shape (...)
-        A proven bound on what the theory leaves out (say, a term of order 1/n), added to the
-        statistical tolerance.
+        What the theory leaves out at most (say, a term of order 1/n), added to the statistical tolerance: a bound,
+        or an estimate where the text says so.
 
     Raises
     ------
@@ -151,13 +152,16 @@ def check(
         errors. If a value is not finite. If the check could not see an error as large as
         ``resolution``.
     ValueError
-        If shapes do not fit, a margin is negative, there are fewer than two replicates, or
-        replicates do not vary at all (the same network drawn again and again, or a result that is not statistical).
+        If shapes do not fit, a margin is negative, ``resolution`` is not positive and finite, there are fewer than
+        two replicates, or replicates do not vary at all (the same network drawn again and again, or a result that is
+        not statistical).
 
     Notes
     -----
     Introduced in chapter 02.
     """
+    if isinstance(resolution, bool) or not isinstance(resolution, Real) or not 0 < resolution < math.inf:
+        raise ValueError(f"resolution must be a positive and finite number, got {resolution!r}")
     mean, se = mean_and_se(measured)
     target, margin = as_array(predicted), as_array(margin)
     _check_shape("predicted", target, mean)
@@ -248,7 +252,7 @@ def check_exact(
     measured: ArrayLike | torch.Tensor,
     expected: ArrayLike | torch.Tensor,
 ) -> None:
-    """Check that two results are equal, bit for bit.
+    """Check that two results are equal, bit for bit; numbers of different types, as doubles.
 
     Raises
     ------
@@ -297,7 +301,8 @@ def check_less(
         Replicate r of both belongs together (one network, one seed). Passes if the mean
         difference lies beyond Student's *t* at the level 10⁻³ per component, so that noise alone
         passes less than once in a thousand. The other error, a true claim that fails by bad luck,
-        is not controlled: claim what is several times clearer than needed.
+        is not controlled: claim what is several times clearer than needed. Differences that do not vary are
+        compared as they are, which says nothing if the replicates are copies of one draw.
 
     Raises
     ------

@@ -265,13 +265,13 @@ def packed(model: nn.Module) -> list[tuple[str, str, bool]]:
 
 
 def copies(model: nn.Module) -> list[tuple[str, ...]]:
-    """Groups of weights whose leading entries are the same random numbers, up to a factor.
+    """Groups of trained weights whose leading entries are the same random numbers, up to a factor.
 
     Notes
     -----
     Introduced in chapter 16.
     """
-    heads: dict[object, list[tuple[str, int, Tensor]]] = {}
+    heads: dict[object, list[tuple[str, nn.Parameter, Tensor]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or parameter.numel() < 8 or not parameter.is_floating_point():
             continue
@@ -280,7 +280,7 @@ def copies(model: nn.Module) -> list[tuple[str, ...]]:
             continue  # not random numbers: zeros, the identity
         head = head - head.mean()
         key = _LEADING if len(head) == _LEADING else tuple(parameter.shape)
-        heads.setdefault(key, []).append((name, parameter.data_ptr(), head / head.norm()))
+        heads.setdefault(key, []).append((name, parameter, head / head.norm()))
     groups = []
     for members in heads.values():
         stacked = torch.stack([head for _, _, head in members])
@@ -288,7 +288,9 @@ def copies(model: nn.Module) -> list[tuple[str, ...]]:
         done: set[int] = set()
         for k, alike in enumerate(parallel.tolist()):
             group = [j for j, same in enumerate(alike) if same and j not in done]
-            if k not in done and len({members[j][1] for j in group}) > 1:
+            # A copy that does not learn is meant: a teacher, a target.
+            learn = {members[j][1].data_ptr() for j in group if members[j][1].requires_grad}
+            if k not in done and len(learn) > 1:
                 groups.append(tuple(members[j][0] for j in group))
             done.update(group)
     return groups

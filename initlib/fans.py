@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -111,11 +112,11 @@ def _fans_of_weight(weight: torch.Tensor, groups: int, stride: int | Sequence[in
         )
     kernel = shape[2:]
     strides = tuple(stride) if isinstance(stride, Sequence) else (stride,) * len(kernel)
-    if len(strides) != len(kernel) or not all(type(s) is int and s > 0 for s in strides):
+    if len(strides) != len(kernel) or not all(_is_count(s) for s in strides):
         raise ValueError(f"stride must be a positive integer or {len(kernel)} of them, got {stride!r}")
     if not kernel and stride != 1:
         raise ValueError(f"stride must be 1 for a linear weight, got {stride!r}")
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or shape[0] % groups:
+    if not _is_count(groups) or shape[0] % groups:
         raise ValueError(
             f"groups must be a positive divisor of the weight's first dimension {shape[0]}, got {groups!r}"
         )
@@ -128,6 +129,10 @@ def _fans_of_weight(weight: torch.Tensor, groups: int, stride: int | Sequence[in
     if transposed:
         return Fans(_whole(first / strided), _whole(second))
     return Fans(_whole(second), _whole(first / strided))
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0
 
 
 def _whole(number: float) -> float:
@@ -169,12 +174,14 @@ def average(n_in, n_out, kind: str):
     Raises
     ------
     ValueError
-        If ``kind`` is not one of the above.
+        If ``kind`` is not one of the above, or a fan is not positive.
 
     Notes
     -----
     Introduced in chapter 04 (arithmetic) and chapter 05 (the others).
     """
-    if kind not in AVERAGES:
+    if not isinstance(kind, str) or kind not in AVERAGES:
         raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {kind!r}")
+    if not (np.greater(n_in, 0).all() and np.greater(n_out, 0).all()):
+        raise ValueError(f"n_in and n_out must be positive, got {n_in!r} and {n_out!r}")
     return AVERAGES[kind](n_in, n_out)

@@ -116,6 +116,7 @@ CHAPTERS: dict[str, str] = {
     "vanishing": "02",
     "samples alike": "08",
     "not called": "16",
+    "not registered": "16",
 }
 
 #: Symptoms that a cause explains.
@@ -131,6 +132,13 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 }
 
 _HE = 'He\'s variance, 2 / fan-in: initialize(model, "he_normal")'
+
+_AT_ZERO = "Look for a division, a root or a logarithm at zero behind this layer."
+
+_UNDONE = (
+    " Weights that are computed from other parameters may undo it: under weight norm initialise first; a spectral norm "
+    "sets the scale itself, so multiply what leaves the layer by a constant."
+)
 
 _QUIETER_TABLE = "Divide {} {}, or make all embeddings smaller alike, not only the shared one."
 
@@ -185,6 +193,9 @@ class Facts:
     packed: list[tuple[str, str, bool]] = field(default_factory=list)
     entropies: list[Entropy] = field(default_factory=list)  #: cross-entropies that were computed
     alike: float = math.nan  #: share of the sample variance in what enters the first layer
+    loss: float | None = None  #: its value, if one was given
+    #: Shapes of trained weights of layers that run and are not the model's.
+    strangers: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def name_schemes(rows: Sequence[Row]) -> None:
@@ -252,11 +263,12 @@ def _fix_scale(rows: Sequence[Row], wrong: Sequence[Row] | None = None) -> str:
     if name in RECTIFIERS:
         if sum(row.scheme.startswith("he") for row in wrong) > len(wrong) / 2:
             return "He's variance is there already: normalise, or scale each residual branch by 1/√branches."
-        return f"Initialise with {_HE}."
+        undone = _UNDONE if any(row.parametrised for row in wrong) else ""
+        return f"Initialise with {_HE}.{undone}"
     if name in ONE_SIDED:
         return f"No gain of {name} helps in many layers, as its values have a mean: use tanh or ReLU, or normalise."
     if name not in activations.ACTIVATIONS:
-        return "Use a variance of gain² / fan-in, with the gain from activations.gain(activation)."
+        return "Use a variance of gain² / fan-in, with the gain from activations.gain(activation); it is 1 without one."
     call = f"activations.gain({name!r})² = {activations.gain(name) ** 2:.3g}"
     more = ", and normalise where layers are many" if name in GATES else ""
     return f"Use a variance of gain² / fan-in, {call}{more}."
@@ -298,11 +310,11 @@ def not_finite(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """The first layer with numbers that are not finite. Introduced in chapter 16."""
     for row in rows:
         if not math.isfinite(row.forward):
-            where = "enters" if not math.isfinite(row.entering) else "leaves"
+            where = "arise in it" if math.isfinite(row.entering) else "enter it already"
             yield _finding(
                 "not finite",
                 [row.name],
-                f"Layer {row.name!r} is the first with infinite or undefined numbers; one already {where} it.",
+                f"Layer {row.name!r} is the first with infinite or undefined numbers; they {where}.",
                 "Look at the batch if they enter, and at the weights and their scale if they do not.",
             )
             return
@@ -312,9 +324,12 @@ def not_finite(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
                 "not finite",
                 [row.name],
                 f"The gradient at layer {row.name!r}, seen from the loss, is the first that is infinite or undefined.",
-                "Look for a division, a root or a logarithm at zero behind this layer.",
+                _AT_ZERO,
             )
             return
+    if facts.loss is not None and not math.isfinite(facts.loss):
+        text = f"The loss is {facts.loss:g}, though all that leaves the layers is finite."
+        yield _finding("not finite", [], text, _AT_ZERO.replace("this layer", "the last layer"))
 
 
 def equal_units(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
@@ -348,7 +363,8 @@ def reused_numbers(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
             [name for group in facts.copies for name in group],
             f"Weights {_names(group)} are not one parameter but hold the same random numbers, up to a factor"
             + (f"; so do those of {more} more groups." if more else "."),
-            "Seed once before the whole model, and initialise layers anew after copying them.",
+            "Seed once before the whole model, and initialise layers anew after copying them. What is meant as a copy "
+            "(a teacher, an average) may stay.",
         )
 
 
@@ -367,7 +383,7 @@ def without_effect(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
             "initialisation without effect",
             list(lost),
             f"The weight of {_layers(list(lost))} is computed from other parameters: {next(iter(lost.values()))}.",
-            "Initialise first and parametrise (weight norm, spectral norm) afterwards.",
+            "Initialise first and parametrise (weight norm) afterwards.",
         )
 
 
@@ -466,7 +482,7 @@ def torch_default(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     if any(row.parametrised for row in default):
         remedy += (
             " If you did: these weights are computed from other parameters, and what was written into them afterwards "
-            "is thrown away; initialise before you parametrise (weight norm, spectral norm)."
+            "is thrown away; initialise before you parametrise (weight norm)."
         )
     yield _finding("torch's default", names, text, remedy)
 
@@ -498,15 +514,23 @@ def _quieter(entropy: Entropy, head: Row | None) -> str:
 
 def no_gradient(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Layers that ask for a gradient and that none reaches. Introduced in chapter 16."""
-    silent = [row for row in rows if row.trained and not row.reached]
-    # A model may read the last state of a recurrent layer alone, and not what leaves it at each step.
-    names = [row.name for row in silent if not (row.closed and row.weight_gradient >= 0)]
+    # Its weight may learn all the same: from another call, or from the last state of a recurrent layer.
+    names = [row.name for row in rows if row.trained and not row.reached and not row.weight_gradient >= 0]
     if names:
         yield _finding(
             "no gradient",
             names,
             f"No gradient reaches what leaves {_layers(names)}, though the weights ask for one.",
             "Look for detach, no_grad, or an output that the loss leaves out.",
+        )
+    stuck = [row.name for row in rows if row.trained and row.weight == row.entering == row.weight_gradient == 0]
+    if stuck and not all(row.weight == 0 for row in rows):  # of which `equal_units` speaks
+        yield _finding(
+            "no gradient",
+            stuck,
+            f"The weights of {_layers(stuck)} are zero, and so is all that enters: neither they nor the zero weights "
+            "before them get a gradient, and that will stay so.",
+            "Let one zero layer follow a random one: at the end of a branch, or of the network.",
         )
 
 
@@ -517,14 +541,17 @@ class _Trend:
     direction: str
     first: Row
     last: Row
+    size: float  #: at the first of the two
+    end: float
+    summed: bool  #: whether sizes are those of the sum over positions, in units of the fewest
     change: float
 
     def __str__(self) -> str:
         what = "pre-activations" if self.direction == "forward" else "gradient on its way back"
-        size, end = (getattr(row, self.direction) for row in (self.first, self.last))
+        what += ", times the number of positions," * self.summed
         return (
-            f"The second moment of the {what} {'grows' if self.change > 0 else 'falls'} from {size:.2g} at "
-            f"{self.first.name!r} to {end:.2g} at {self.last.name!r}."
+            f"The second moment of the {what} {'grows' if self.change > 0 else 'falls'} from {self.size:.2g} at "
+            f"{self.first.name!r} to {self.end:.2g} at {self.last.name!r}."
         )
 
 
@@ -535,13 +562,18 @@ def _trend(rows: Sequence[Row], direction: str) -> _Trend | None:
     kept = [row for row in ordered if 0 < getattr(row, direction) < math.inf]
     if len(kept) < 2:
         return None
-    logs = np.log([getattr(row, direction) for row in kept])
+    sizes = np.array([getattr(row, direction) for row in kept])
+    positions = np.array([row.samples for row in kept])
+    summed = direction == "backward" and len(set(positions)) > 1
+    if summed:  # a mean over positions, or a stride, shares a gradient out among them
+        sizes = sizes * positions / positions.min()
+    logs = np.log(sizes)
     change = np.polyfit(np.arange(len(logs)), logs, 1)[0] * (len(logs) - 1)
     # Of a rectified layer of n units: the logarithm drifts by -5/(2n), with a variance of 5/n (chapter 6).
     spread = sum(5 / row.units for row in kept)
     if abs(change) <= math.log(FACTOR) or abs(change + spread / 2) <= ERRORS * math.sqrt(spread):
         return None
-    return _Trend(direction, kept[0], kept[-1], change)
+    return _Trend(direction, kept[0], kept[-1], sizes[0], sizes[-1], summed, change)
 
 
 def exploding_or_vanishing(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
@@ -566,7 +598,7 @@ def exploding_or_vanishing(rows: Sequence[Row], facts: Facts) -> Iterator[Findin
 def _loud_layer(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """A single layer that multiplies the signal and is loud then, where nothing behind it divides again."""
     loud = [row for row in rows if min(row.fans.n_in * row.weight, row.forward) > LAYER_FACTOR]
-    loud = [row for row in loud if not row.normalised and row.activation not in SATURATED]
+    loud = [row for row in loud if not row.normalised and row.activation not in {*SATURATED, "sin", "cos"}]
     if any(loss_at_start(rows, facts)):
         loud = [row for row in loud if row is not rows[-1]]
     if loud:
@@ -603,7 +635,9 @@ def dead_units(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
             [row.name for row in dead],
             f"{worst.dead:.0%} of the units behind layer {worst.name!r} are zero for every sample; with symmetric "
             "weights at most half of them are, on average.",
-            "Look for negative biases, weights whose mean is not zero, or layers of a few units.",
+            "Look for negative biases, weights whose mean is not zero, or layers of a few units."
+            if worst.forward > 0
+            else "All that leaves it is exactly zero: look for weights, or a batch, of zeros.",
         )
 
 
@@ -645,14 +679,17 @@ def samples_alike(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
         judged = [row for row in judged if row.scheme != "torch default"]
     alike = [row for row in judged if _share(row) < SHARE]
     # In a side branch behind a pooling samples are alike without harm: it must reach the end, where few units scatter.
-    if len(alike) >= 2 and any(row is end and _share(row) < SHARE * (1 + math.sqrt(8 / row.units)) for row in judged):
+    distinct = {row.name.split(" (")[0] for row in alike}
+    if len(distinct) >= 2 and any(
+        row is end and _share(row) < SHARE * (1 + math.sqrt(8 / row.units)) for row in judged
+    ):
         least = min(alike, key=_share)
         text = (
-            f"At layer {least.name!r} the samples differ by {_share(least):.1%} of the second moment "
-            f"({_share(every[0]):.1%} at the first layer); the rest is the same for all of them."
+            f"At layer {least.name!r} the samples differ by {_share(least):.2g} of the second moment "
+            f"({_share(every[0]):.2g} at the first layer); the rest is the same for all of them."
         )
         if from_the_start:
-            text += f" What enters the first layer has a share of only {facts.alike:.1%}."
+            text += f" What enters the first layer has a share of only {facts.alike:.2g}."
             remedy = "Give different samples, and subtract the mean of the data."
         else:
             remedy = "Normalise over the batch, use a data-dependent scale and bias, skip connections or fewer layers."
@@ -667,6 +704,20 @@ def not_called(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
             facts.not_called,
             f"The model has {_layers(facts.not_called)}, and did not call what it has.",
             "Remove what is not needed, or give a batch that uses it.",
+        )
+
+
+def not_registered(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
+    """Trained weights of layers that run but are not the model's. Introduced in chapter 16."""
+    if facts.strangers:
+        shown = ", ".join(map(str, facts.strangers[:3]))
+        more = f" and {len(facts.strangers) - 3} more" if len(facts.strangers) > 3 else ""
+        yield _finding(
+            "not registered",
+            [],
+            f"Layers run whose weights are not among the parameters of the model, of shape {shown}{more}: no optimiser "
+            "gets them.",
+            "Hold layers in nn.ModuleList or nn.ModuleDict, not in a list or a dict.",
         )
 
 
@@ -688,7 +739,8 @@ RULES: tuple[Callable[[Sequence[Row], Facts], Iterator[Finding]], ...] = (
     saturated_units,
     samples_alike,
     not_called,
+    not_registered,
 )
 
 #: The rules that also hold for attention and recurrent layers of torch, of which no pre-activation is seen.
-FOR_ALL = (half_precision, not_finite, no_gradient)
+FOR_ALL = (half_precision, not_finite, no_gradient, not_registered)

@@ -48,6 +48,7 @@ _KEEP = frozenset([*_COPIES, *_DROPOUT, *_POOLS, "interpolate", "neg"])
 _SCALE = frozenset(["add", "radd", "sub", "mul", "rmul", "div", "truediv"])
 _RESHAPE = frozenset(["reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"])
 _MOVE = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"])
+_GATES = {"sigmoid": "silu", "erf": "gelu"}
 _TURNS = tuple(getattr(Tensor, name).__get__ for name in ("T", "H", "mT", "mH"))  # attributes, and moves all the same
 _PART = frozenset(["chunk", "split", "unbind", "tensor_split", "getitem", "narrow"])
 _LAYERS = frozenset(["linear", *(f"{kind}{d}d" for kind in ("conv", "conv_transpose") for d in (1, 2, 3))])
@@ -109,6 +110,8 @@ class Follow(TorchFunctionMode):
     ----------
     weights : mapping of Tensor to Tensor
         The weight that made the output of a linear layer or a convolution.
+    own : dict of int to Parameter
+        By their identity, the parameters that a linear layer or a convolution got as its weight.
     used : set of int
         Identities of the parameters that any function got.
     entropies : list of Entropy
@@ -123,6 +126,8 @@ class Follow(TorchFunctionMode):
         super().__init__()
         self.seen, self.passed = seen, passed
         self.paths, self.weights = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        self.own: dict[int, nn.Parameter] = {}
+        self._gates = WeakTensorKeyDictionary()
         self.used: set[int] = set()
         self.entropies: list[Entropy] = []
         self._paused = False
@@ -157,6 +162,7 @@ class Follow(TorchFunctionMode):
             if activation:
                 self.seen(path, activation, tensor)
         result = function(*args, **kwargs)
+        self._gate(name, args, tensor, path, result)
         if path is not None:
             if result is tensor:  # in place, or nothing to do
                 self.paths.pop(tensor, None)
@@ -165,6 +171,8 @@ class Follow(TorchFunctionMode):
             weight = args[1] if len(args) > 1 else kwargs.get("weight")
             if isinstance(weight, Tensor):
                 self.weights[result] = weight
+            if isinstance(weight, nn.Parameter):
+                self.own[id(weight)] = weight
         elif name in ("cross_entropy", "nll_loss"):
             found = _entropy(name, args, kwargs, result)
             if found:
@@ -179,6 +187,21 @@ class Follow(TorchFunctionMode):
                 if path is not None:
                     return each, path
         return None, None
+
+    def _gate(self, name: str, args: tuple, tensor: Tensor | None, path: Path | None, result) -> None:
+        """Tell of SiLU and GELU that are written out: a tensor times its own sigmoid, or its own 1 + erf."""
+        if path is not None and path.unit is not None and name in _GATES:
+            self._gates[result] = (path.source, name)
+            return
+        gates = [(each, self._gates[each]) for each in args[:2] if isinstance(each, Tensor) and each in self._gates]
+        if len(gates) != 1 or name not in _SCALE:
+            return
+        [(gate, (source, kind))] = gates
+        if path is None:  # 1 + erf, and a factor
+            if all(each is gate or isinstance(each, int | float) for each in args):
+                self._gates[result] = (source, kind)
+        elif path.source is source and path.unit is not None and name in ("mul", "rmul"):
+            self.seen(path, _GATES[kind], tensor)
 
     def _pass_on(self, name, path, tensor, result, function, args, kwargs) -> None:
         if name in _NORMS:
@@ -206,10 +229,10 @@ def _activation(name: str, args: tuple, kwargs: dict) -> str:
     if name in ("clamp", "clip"):
         low = kwargs.get("min", args[1] if len(args) > 1 else None)
         high = kwargs.get("max", args[2] if len(args) > 2 else None)
-        return "relu" if low == 0 and high is None else ""
+        return "relu" if _is_zero(low) and high is None else ""
     if name in ("clamp_min", "maximum"):
         low = kwargs.get("min", args[1] if len(args) > 1 else None)
-        return "relu" if (_single(low) or isinstance(low, int | float)) and float(low) == 0 else ""
+        return "relu" if _is_zero(low) else ""
     if name == "threshold":
         numbers = [*args[1:3], *(kwargs[key] for key in ("threshold", "value") if key in kwargs)]
         return "relu" if numbers == [0, 0] else ""
@@ -217,6 +240,10 @@ def _activation(name: str, args: tuple, kwargs: dict) -> str:
         bounds = [*args[1:3], *(kwargs[key] for key in ("min_val", "max_val") if key in kwargs)]
         return "relu6" if name == "relu6" or bounds == [0.0, 6.0] else "hardtanh" if bounds in ([], [-1.0, 1.0]) else ""
     return name if name in ACTIVATIONS else ""
+
+
+def _is_zero(value) -> bool:
+    return (_single(value) or isinstance(value, int | float)) and float(value) == 0
 
 
 def _single(value) -> bool:

@@ -9,7 +9,7 @@ import fnmatch
 import math
 import random
 import sys
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,9 @@ KINDS = tuple(kind for kind in SUPPORTED if kind is not nn.Embedding)
 
 #: Modules of torch that compute inside of one function: only what leaves them can be looked at.
 CLOSED = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+
+# Attributes of modules whose entries a forward pass may change. (A scripted module has others.)
+_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, Counter, deque)
 
 #: A batch: one tensor, the positional arguments of the model, or its keyword arguments.
 Batch = Tensor | tuple | Mapping[str, Any]
@@ -221,7 +224,7 @@ def select(
         raise TypeError(f"layers must be a name pattern or a sequence of them, got {layers!r}")
     found = {name: module for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, kinds)}
     if not found:
-        hint = "a scripted, exported or quantised one hides them"
+        hint = "a scripted, exported or quantised one hides them, and so does a Python list that is no nn.ModuleList"
         more = "" if kinds == KINDS else ", attention or recurrent layer of torch"
         raise ValueError(f"model has no linear layer or convolution{more}, got {type(model).__name__}; {hint}")
     if not patterns:
@@ -255,8 +258,8 @@ def run(model: nn.Module, batch: Batch):
     -----
     Introduced in chapter 08.
     """
-    if isinstance(batch, Tensor):
-        return model(batch.clone())
+    if isinstance(batch, Tensor | PackedSequence):
+        return model(_fresh(batch))
     if isinstance(batch, tuple):
         return model(*map(_fresh, batch))
     if isinstance(batch, Mapping) and all(isinstance(name, str) for name in batch):
@@ -271,10 +274,12 @@ def _fresh(value):
     """Copies of the tensors in an argument."""
     if isinstance(value, Tensor):
         return value.clone()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*map(_fresh, value))
     if type(value) in (list, tuple):
         return type(value)(map(_fresh, value))
-    if type(value) is dict:
-        return {name: _fresh(each) for name, each in value.items()}
+    if type(value) in (dict, OrderedDict):
+        return type(value)((name, _fresh(each)) for name, each in value.items())
     return value
 
 
@@ -348,8 +353,9 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """Whatever happens inside the block, a model and the global random states are afterwards as before.
 
     Restored are values and identity of parameters, gradients and buffers, which of them require gradients, modes and
-    other attributes of the modules, and the random states of torch on all devices, of NumPy and of Python. Inside,
-    the parameters have no gradients.
+    other attributes of the modules (the entries of lists, dictionaries and sets, the values of tensors and the states
+    of generators among them), and the random states of torch on all devices, of NumPy and of Python. What lies deeper,
+    as a tensor in a list does, stays as the model leaves it. Inside, the parameters have no gradients.
 
     Parameters
     ----------
@@ -370,27 +376,45 @@ def preserved(model: nn.Module) -> Iterator[None]:
             raise ValueError(f"{name!r} of the model has no shape yet (it is lazy): run one forward pass first")
         if tensor.is_meta:
             raise ValueError(f"{name!r} of the model has no values (it is on the meta device): move it with to_empty")
-    values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
-    dicts = [each for m in model.modules() for each in (vars(m), m._parameters, m._buffers, m._modules)]
-    attributes = [(now, dict(now)) for now in dicts if isinstance(now, dict)]  # a scripted module has other ones
+    attributes = [value for module in model.modules() for value in (vars(module), *vars(module).values())]
+    held = [value for value in attributes if type(value) in _CONTAINERS]
+    contents = [(now, now.copy()) for now in {id(now): now for now in held}.values()]
+    generators = [(each, each.get_state()) for each in attributes if isinstance(each, torch.Generator)]
+    plain = [each for each in attributes if isinstance(each, Tensor) and not each.is_meta]
+    values = [(each, each.requires_grad, each.detach().clone()) for each in (*tensors.values(), *plain)]
     with _random_states():
         try:
             for parameter in model.parameters():
                 parameter.grad = None
             yield
         finally:
-            for now, before in attributes:
+            for now, before in contents:
                 now.clear()
-                now.update(before)
-            with torch.no_grad():
-                for tensor, value in values:
-                    if tensor.layout is not torch.strided or not torch.equal(tensor, value):
-                        tensor.copy_(value)
+                (now.extend if hasattr(now, "extend") else now.update)(before)
             for parameter, gradient, required in gradients:
                 if parameter.requires_grad != required:
                     parameter.requires_grad_(required)
                 parameter.grad = gradient
+            for each, state in generators:
+                each.set_state(state)
+            with torch.no_grad():
+                for tensor, required, value in values:
+                    _put_back(tensor, required, value)
+
+
+def _put_back(tensor: Tensor, required: bool, value: Tensor) -> None:
+    """The value that a tensor had, and no graph if it had none."""
+    if tensor.requires_grad and not required:  # something was written into it that depends on parameters
+        tensor.detach_()
+    if tensor.layout is torch.strided and tensor.shape == value.shape and tensor.dtype == value.dtype:
+        floating = value.is_floating_point()
+        if not (torch.equal(tensor, value) or (floating and torch.allclose(tensor, value, 0, 0, equal_nan=True))):
+            tensor.copy_(value)
+    elif tensor.layout is torch.strided:
+        tensor.data = value
+    else:
+        tensor.copy_(value)
 
 
 @contextmanager

@@ -592,11 +592,14 @@ def _root(excess: Callable[[float], float], chi: float) -> float:
 
 def _only_stable(activation: Activation, gain: float, bias_std: float) -> activations.FixedPoint:
     """The fixed point that a network with this gain and these biases reaches from any start."""
-    found = activations.fixed_points(activation, gain=gain, bias_std=bias_std)
+    low, high = min(1e-5, bias_std**2 / 2) or 1e-5, 1e5 * max(1.0, bias_std**2)  # no q is below that of the biases
+    found = activations.fixed_points(activation, gain=gain, bias_std=bias_std, search=(low, high))
     stable = [point for point in found if point.kind != "unstable"]
     reason = f"gain={gain!r}, bias_std={bias_std!r} has no phase"
     if not stable:
-        raise ValueError(f"{reason}: no fixed point of the second moment is stable, up to q = 1e5")
+        raise ValueError(
+            f"{reason}: no fixed point of the second moment is stable, between q = {low:.3g} and {high:.3g}"
+        )
     if len(stable) > 1:
         some = ", ".join(f"{point.q:.6g}" for point in stable)
         raise ValueError(f"{reason}: where the signal ends depends on where it starts, at q = {some}")

@@ -76,6 +76,8 @@ def initialize(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise TypeError(f"overrides must map names to schemes, got {overrides!r}")
     plan, kept, reasons = _plan(model, schemes.get(scheme), overrides or {})
     for layer, chosen in plan:
         chosen.check(layer.weight, chosen.connections(layer), generator)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from initlib import activations
 from initlib.activations import Activation
-from initlib.runtime import check_count, check_positive
+from initlib.runtime import check_count, check_positive, check_widths
 
 
 class Elementwise(nn.Module):
@@ -66,13 +66,8 @@ def mlp(widths: Sequence[int], activation: Activation = "relu", *, bias: bool = 
     >>> len(mlp([196] + [100] * 15 + [10]))  # 16 linear layers, 15 activations between them
     31
     """
-    widths = list(widths)
-    for width in widths:
-        check_count("each of widths", width)
-    if len(widths) < 2:
-        raise ValueError(f"widths must name at least inputs and outputs, got {widths}")
     layers = []
-    for m, n in pairwise(widths):
+    for m, n in pairwise(check_widths(widths)):
         layers += [nn.Linear(m, n, bias=bias), Elementwise(activation)]
     return nn.Sequential(*layers[:-1])
 

@@ -8,6 +8,7 @@ import dataclasses
 import html
 import math
 import textwrap
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,9 @@ from initlib.runtime import double, mean_square
 from initlib.tables import Table
 
 _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
+# Activations as they are seen first, and what they turn out to be part of.
+_WRITTEN_OUT = {("sigmoid", "silu"), ("erf", "gelu")}
+
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
@@ -198,15 +202,17 @@ def probe(
     Raises
     ------
     TypeError
-        If ``model``, ``batch`` or ``layers`` is not as described, or ``loss`` is not callable or gives no tensor.
+        If ``model``, ``batch``, ``layers`` or ``seed`` is not as described, or ``loss`` is not callable or gives no
+        tensor.
     ValueError
         If the model has no such layer or calls none of them, is lazy, or the batch is empty; if the model returns no
         real tensor and no loss is given; if the loss is not a scalar, or depends on nothing that can be learnt.
 
     Notes
     -----
-    The model runs forward once and backward once. Parameters, gradients, buffers, modes, hooks, the batch and the
-    global random state are afterwards what they were, also if something raises.
+    The model runs forward once and backward once. Parameters, gradients, buffers, modes, hooks, other attributes of
+    the modules, the tensors of the batch and the global random state are afterwards what they were, also if something
+    raises; :func:`initlib.layers.preserved` says how deep. What leaves a frozen layer asks for a gradient meanwhile.
 
     The fan-out throughout a model is no finding: it is as good as the fan-in, end to end, and ``scheme`` says which
     one fits. A measurement costs about a millisecond a layer, or up to three times a plain pass forward and back if
@@ -230,6 +236,7 @@ def probe(
     """
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of what the model returns, got {type(loss).__name__}")
+    runtime.seed(seed)
     kinds = (*KINDS, *CLOSED)
     chosen = select(model, layers, kinds)
     measured = _Measurement(model)
@@ -240,6 +247,9 @@ def probe(
             output = run(model, batch)
             if not measured.rows:
                 raise ValueError("model calls none of its layers " + ", ".join(map(repr, chosen)))
+            if not any(row.samples for row in measured.rows):
+                raise ValueError(f"batch gives layer {measured.rows[0].name!r} no sample, and no other layer")
+            facts.strangers = _strangers(model, measured.follow)
             measured.open = False  # a layer that is called again on the way back, by a checkpoint, has its row
             value, roots, seeds = _roots(output, loss, seed)
         del output
@@ -250,7 +260,14 @@ def probe(
     used = [x for x in silent.values() if measured.follow.used.intersection(map(id, x.parameters()))]
     facts.not_called = [name for name, layer in silent.items() if layer not in used]
     facts.entropies, facts.alike = measured.follow.entropies, measured.alike
+    facts.loss = None if loss is None else value
     return _table(measured.rows, judge(measured.rows, facts), value, _unseen(model, used))
+
+
+def _strangers(model: nn.Module, follow: Follow) -> list[tuple[int, ...]]:
+    """Shapes of the trained weights of linear layers and convolutions that ran and are not the model's."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return [tuple(each.shape) for key, each in follow.own.items() if key not in own and each.requires_grad]
 
 
 def _unseen(model: nn.Module, used: Sequence[nn.Module]) -> tuple[str, ...]:
@@ -315,19 +332,21 @@ class _Measurement:
             self._cells.append((row, layer, [each for each in layer.parameters() if each.ndim == 2]))
         else:
             self._weights.append((row, layer, layer.weight if weight is None else weight))
-        if isinstance(u, Tensor) and u.shape[call.unit] == 0:
+        row.samples = call.samples if isinstance(u, Tensor) else 0
+        if isinstance(u, Tensor) and (u.shape[call.unit] == 0 or not row.samples):  # an expert that got no token
             return row
         mean, variance = call.moments()
         u = u.detach()
-        row.units, row.samples, row.dtype = len(mean), call.samples, u.dtype
+        row.units, row.dtype = len(mean), u.dtype
         row.mean_squared, row.variance = mean.square().mean().item(), variance.mean().item()
         row.forward = row.mean_squared + row.variance
         row.largest = max(abs(each.item()) for each in u.aminmax())
         x = call.args[0] if call.args else call.kwargs.get("input")
-        if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
+        if isinstance(x, Tensor) and x.is_floating_point() and x.numel() and x.layout is torch.strided:
             x = x.detach()
             row.entering = mean_square(x)
-            row.predicted = math.nan if row.closed else _reach(layer, x, u)  # for weights of variance 1, so far
+            if weight is not None and not row.closed:
+                row.predicted = _reach(layer, weight, x, u)  # for weights of variance 1, so far
             if not self.rows:
                 _, spread = call._replace(output=x).moments()
                 self.alike = spread.mean().item() / row.entering if row.entering else math.nan
@@ -360,17 +379,22 @@ class _Measurement:
 
     def _activation(self, path: Path, name: str, u: Tensor) -> None:
         row = path.source
-        if row.activation or not u.numel():
+        written_out = (row.activation, name) in _WRITTEN_OUT
+        if (row.activation and not written_out) or not u.numel():
             return
         row.activation = name
+        if written_out:
+            row.saturated = math.nan
         u = u.detach()
         if name in RECTIFIERS and path.unit is not None:
-            off = (u <= 0).movedim(path.unit, 0).flatten(1)
+            off = (u <= 0).movedim(path.unit, 0).reshape(row.units, -1)
             row.dead = off.all(1).double().mean().item()
         elif name in SATURATED:
             row.saturated = (u.abs() > SATURATED[name]).double().mean().item()
 
     def _gradient(self, row: Row, gradient: Tensor) -> None:
+        if not gradient.numel():
+            return
         row.reached = True
         row.backward = mean_square(gradient)
 
@@ -442,11 +466,16 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
         return np.where(below > 0, above / below, np.nan)
 
 
-def _reach(layer: nn.Module, x: Tensor, u: Tensor) -> float:
-    """Sum of the squares of the inputs that reach one output, averaged over the outputs and the batch."""
+def _reach(layer: nn.Module, weight: Tensor, x: Tensor, u: Tensor) -> float:
+    """Sum of the squares of the inputs that reach one output, averaged over the outputs and the batch.
+
+    NaN if the layer does something else than its kind: a subclass may pad, crop or slice.
+    """
     if isinstance(layer, nn.Linear):
-        return layer.in_features * mean_square(x)
+        return x.shape[-1] * mean_square(x) if x.shape[-1] == weight.shape[1] else math.nan
     d = len(layer.kernel_size)
+    if x.shape[-1 - d] != layer.in_channels:
+        return math.nan
     squares = double(x).square()
     squares = squares.sum(-1 - d) if x.ndim == d + 1 else squares.sum(1).mean(0)  # over channels, and the batch
     squares = squares[None, None] / layer.groups
@@ -455,12 +484,18 @@ def _reach(layer: nn.Module, x: Tensor, u: Tensor) -> float:
     if layer.transposed:
         plain = _TRANSPOSED[d - 1](squares, ones, padding=layer.padding, **options)
         more = [size - had for size, had in zip(u.shape[-d:], plain.shape[-d:], strict=True)]
+        if not all(0 <= extra < max(steps) for extra, *steps in zip(more, layer.stride, layer.dilation, strict=True)):
+            return math.nan
         return _TRANSPOSED[d - 1](squares, ones, padding=layer.padding, output_padding=more, **options).mean().item()
+    # Private, as torch says nowhere else what "same" comes to on either side.
+    ends = layer._reversed_padding_repeated_twice
+    padded = [size + ends[2 * k] + ends[2 * k + 1] for k, size in zip(range(d)[::-1], x.shape[-d:], strict=True)]
+    steps = zip(padded, layer.kernel_size, layer.dilation, layer.stride, strict=True)
+    if [(size - dilation * (k - 1) - 1) // stride + 1 for size, k, dilation, stride in steps] != list(u.shape[-d:]):
+        return math.nan
     padding = layer.padding
     if layer.padding_mode != "zeros":
-        # Private, as torch says nowhere else what "same" comes to on either side.
-        squares = F.pad(squares, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-        padding = 0
+        squares, padding = F.pad(squares, ends, mode=layer.padding_mode), 0
     return _CONVOLVE[d - 1](squares, ones, padding=padding, **options).mean().item()
 
 
@@ -477,10 +512,11 @@ def _real(output: object) -> Iterator[Tensor]:
                 yield each
             continue
         if isinstance(each, Mapping):
-            each = list(each.values())
-        elif not isinstance(each, list | tuple):
-            each = list(getattr(each, "__dict__", {}).values())
-        waiting.extend(reversed(each))
+            each = each.values()
+        elif not isinstance(each, list | tuple | set | frozenset | deque):
+            slots = [name for kind in type(each).__mro__ for name in vars(kind).get("__slots__", ())]
+            each = [*getattr(each, "__dict__", {}).values(), *(getattr(each, name, None) for name in slots)]
+        waiting.extend(reversed(list(each)))
 
 
 def _roots(
@@ -490,7 +526,8 @@ def _roots(
     if loss is None:
         tensors = list(_real(output))
         if not tensors:
-            raise ValueError(f"model returns no real tensor, got {type(output).__name__}: give a loss")
+            what = output.dtype if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(f"model returns no real tensor, got {what}: give a loss")
         generator = runtime.generator(seed)
         roots = [each for each in tensors if each.requires_grad]
         draws = [torch.randn(each.shape, generator=generator).to(each) for each in roots]

@@ -13,6 +13,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import nn
@@ -126,6 +127,8 @@ class Initializer(ABC):
         """Raise the errors of a call without making it."""
         if not weight.is_floating_point():
             raise TypeError(f"weight must have a floating-point dtype, got {weight.dtype}")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
         if generator is not None and generator.device.type != weight.device.type:
             raise ValueError(
                 f"generator must be on the device of weight, {weight.device}, got one on {generator.device}"
@@ -242,6 +245,8 @@ class Constant(Initializer):
     value: float = 0.0
 
     def __post_init__(self):
+        if isinstance(self.value, bool) or not isinstance(self.value, Real):
+            raise TypeError(f"value must be a number, got {self.value!r}")
         if not math.isfinite(self.value):
             raise ValueError(f"value must be finite, got {self.value!r}")
 
@@ -383,7 +388,7 @@ geometric_normal = Scheme(
     "geometric_normal",
     average="geometric",
     source="su2021fans",
-    use="stacks of linear layers whose width goes up and down: keeps signal and gradient from end to end",
+    use="stacks of linear layers whose width goes up and down: where it returns, so do signal and gradient",
     chapter="05",
 )
 geometric_uniform = geometric_normal.replace(name="geometric_uniform", distribution="uniform")
@@ -431,7 +436,7 @@ SCHEMES: dict[str, Initializer] = {
 
 def constant(value: float) -> Constant:
     """The scheme that sets every weight to ``value``. Introduced in chapter 01."""
-    return Constant(f"constant {value:g}", value)
+    return Constant(f"constant {value:g}" if isinstance(value, Real) else "constant", value)
 
 
 def get(scheme: str | Initializer) -> Initializer:
@@ -457,11 +462,9 @@ def get(scheme: str | Initializer) -> Initializer:
 
 _FORMULAS = {
     "fan_in": "{g} / m",
-    "fan_out": "{g} / n",
     "arithmetic": "{two_g} / (m + n)",
     "geometric": "{g} / √(mn)",
     "contraharmonic": "{g} · (m + n) / (m² + n²)",
-    "harmonic": "{g} · (m + n) / (2mn)",
 }
 
 

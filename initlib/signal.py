@@ -12,12 +12,14 @@ Two samplers give the same law. One draws every weight matrix. The other draws n
 makes of its input depends on nothing but the input's Gram matrix.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from numbers import Real
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ from initlib import activations, runtime, schemes
 from initlib.activations import Activation
 from initlib.checks import mean_and_se
 from initlib.fans import Fans
-from initlib.runtime import check_count, check_positive, norm
+from initlib.runtime import check_count, check_positive, check_widths, norm
 from initlib.schemes import Initializer, Scheme
 from initlib.weight_free import WeightFree
 
@@ -134,7 +136,8 @@ def propagate(
         Draws the weights; one for all layers or one a layer.
     activation : str, torch.nn.Module or function
         :math:`\phi`: a name of :data:`initlib.activations.ACTIVATIONS`, or a torch function or module, tensor in,
-        tensor of the same shape out. It acts behind every layer, the last one included.
+        tensor of the same shape out. It acts behind every layer, the last one included. One that is random draws
+        from torch's global state.
     networks : int
         Number :math:`R` of independent networks, the replicates of every standard error.
     samples : int, optional
@@ -198,7 +201,7 @@ def propagate(
     >>> trace.forward.shape
     (50, 3)
     """
-    widths = _check_widths(widths)
+    widths = check_widths(widths)
     layer_schemes = _check_schemes(scheme, len(widths) - 1)
     check_count("networks", networks)
     if (samples is None) == (inputs is None):
@@ -221,6 +224,8 @@ def propagate(
     samples = samples or inputs.shape[-2]
     if normalize and samples < 2:
         raise ValueError(f"normalize needs at least 2 samples, got {samples}")
+    if residual is not None and (isinstance(residual, bool) or not isinstance(residual, Real)):
+        raise TypeError(f"residual must be a finite number or None, got {residual!r}")
     if residual is not None and not math.isfinite(residual):
         raise ValueError(f"residual must be a finite number or None, got {residual!r}")
     if sampler not in SAMPLERS:
@@ -231,6 +236,8 @@ def propagate(
 
     device = runtime.device()
     generator = runtime.generator(seed, device)
+    if isinstance(activation, torch.nn.Module):  # the user's stays where and as it is
+        activation = copy.deepcopy(activation).to(device, dtype)
     size = torch.empty(0, dtype=dtype).element_size()
     if weight_free:
         if device.type == "cpu":  # several chunks, so that there is something to do side by side
@@ -238,7 +245,7 @@ def propagate(
         else:
             chunk = max(1, CHUNK_BYTES // (size * samples * sum(widths)))
     else:
-        chunk = max(1, CHUNK_BYTES // (size * sum(m * n for m, n in pairwise(widths))))
+        chunk = max(1, CHUNK_BYTES // (size * (sum(m * n for m, n in pairwise(widths)) + samples * sum(widths))))
     step = _Step(activation, normalize)
 
     def of_chunk(start: int, generator: torch.Generator):
@@ -436,6 +443,7 @@ def _square(x: Tensor) -> Tensor:
 
 def _sample_moments(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Second moment, squared sample mean and sample variance, averaged over units."""
+    u = u.float() if u.dtype in (torch.float16, torch.bfloat16) else u
     mean = u.mean(1, keepdim=True)
     rest = norm(u - mean, (1, 2)).square() / u[0].numel()
     mean_squared = norm(mean, (1, 2)).square() / u.shape[-1]
@@ -447,18 +455,6 @@ def _check_observed(name: str, values: Tensor, count: int) -> Tensor:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(f"observe[{name!r}] must return one entry per network, ({count}, ...), got {shape}")
     return values.detach()
-
-
-def _check_widths(widths: Sequence[int]) -> list[int]:
-    try:
-        widths = list(widths)
-    except TypeError:
-        raise TypeError(f"widths must be a sequence of integers, got {widths!r}") from None
-    if len(widths) < 2:
-        raise ValueError(f"widths must name at least an input and one layer, got {widths}")
-    for width in widths:
-        check_count("each of widths", width)
-    return [int(width) for width in widths]
 
 
 def _check_schemes(scheme, depth: int) -> list[Initializer]:

@@ -25,7 +25,11 @@ class Table:
     rows: Sequence[Sequence[object]]
 
     def _render(self, style: str) -> str:
-        return tabulate(self.rows, headers=self.headers, tablefmt=style, floatfmt=".4g")
+        # A layer may be called 0.10: what is given as text stays text.
+        text = [k for k in range(len(self.headers)) if any(isinstance(row[k], str) for row in self.rows)]
+        return tabulate(
+            self.rows, headers=self.headers, tablefmt=style, floatfmt=".4g", disable_numparse=text if text else False
+        )
 
     def __str__(self) -> str:
         return self._render("simple")

@@ -173,7 +173,7 @@ def train(
     optimizer : str or callable
         ``sgd``, ``momentum`` (0.9) or ``adam``; or a function of a list of tensors that returns a
         ``torch.optim`` optimiser of learning rate 1 whose step is proportional to that rate (so without
-        weight decay).
+        weight decay). If it has several groups of tensors, their rates are relative to ``rates``.
     loss : callable
         ``loss(outputs, targets)``, a mean over samples.
     record : int or sequence of int
@@ -196,7 +196,7 @@ def train(
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as described, or a layer of the model is random (dropout); the message names it and
+        If an argument is not as described, or a module of the model is random (dropout); the message names it and
         its value. Nothing has been trained then.
 
     Notes
@@ -220,8 +220,7 @@ def train(
     for name, value in (("seeds", seeds), ("steps", steps), ("batch", batch)):
         check_count(name, value)
     _check_model(model)
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    _check_dataset(dataset)
     if not callable(loss):
         raise TypeError(f"loss must be a function of outputs and targets, got {loss!r}")
     if batch > len(dataset.x):
@@ -355,6 +354,7 @@ def _loop(model, dataset, table, start, buffers, order, make_optimizer, loss, re
     eta = torch.tensor(table, dtype=torch.float32, device=device)
     displacement = [w.new_zeros(*w.shape[:2], table.shape[1], *w.shape[3:]) for w in start]
     optimizer = make_optimizer(displacement)
+    _check_step(optimizer)
     buffers = {name: b.to(device).repeat_interleave(table.shape[1], 2).flatten(0, 2) for name, b in buffers.items()}
     members = _Members(model, buffers, loss, seeds * eta.numel(), device)
 
@@ -400,7 +400,11 @@ class _Members:
         """Outputs and loss of one member, and its buffers afterwards."""
         state = {**weights, **buffers}
         outputs = functional_call(self.template, state, (x,))
-        return outputs, self.loss(outputs, y), {name: state[name] for name in buffers}
+        loss = self.loss(outputs, y)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss must return one number, the mean over samples, as a tensor, got {what}")
+        return outputs, loss, {name: state[name] for name in buffers}
 
     def learn(self, weights, x, y, sample):
         """Losses of the members and gradients of their weights, in training mode; ``sample`` is (members, batch)."""
@@ -537,11 +541,35 @@ def _check_optimizer(optimizer) -> Callable[[list[Tensor]], torch.optim.Optimize
     return OPTIMIZERS[optimizer]
 
 
+def _check_dataset(dataset: Dataset) -> None:
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"dataset must be a Dataset, got {type(dataset).__name__}")
+    for name in ("x", "x_test"):
+        x, y = getattr(dataset, name), getattr(dataset, name.replace("x", "y"))
+        if x.is_floating_point() and x.dtype != torch.float32:
+            raise TypeError(f"dataset.{name} must be float32, or integers, got {x.dtype}")
+        if len(x) != len(y) or not len(x):
+            raise ValueError(
+                f"dataset.{name} must have a target for each sample, and a sample, got {len(x)} and {len(y)}"
+            )
+
+
+def _check_step(optimizer) -> None:
+    """Whether what an optimiser does is proportional to the rate that multiplies it."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must return a torch.optim.Optimizer, got {optimizer!r}")
+    groups = optimizer.param_groups
+    if (len(groups) == 1 and groups[0]["lr"] != 1) or any(group.get("weight_decay") for group in groups):
+        raise ValueError(f"optimizer must have learning rate 1 and no weight decay, got {optimizer}")
+
+
 def _check_records(record: int | Sequence[int], steps: int) -> list[int]:
     """Ascending numbers of steps."""
     if np.ndim(record) == 0:
         check_count("record", record)
         return sorted({round(steps * (k + 1) / record) for k in range(record)} - {0})
+    if np.ndim(record) != 1 or any(isinstance(k, bool) or not isinstance(k, (int, np.integer)) for k in record):
+        raise TypeError(f"record must be an integer or a sequence of integers, got {record!r}")
     records = sorted(record)
     if not records or len(set(records)) < len(records) or not set(records) <= set(range(steps + 1)):
         raise ValueError(f"record must hold different numbers of steps from 0 to {steps}, got {record!r}")

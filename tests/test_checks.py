@@ -390,3 +390,13 @@ def test_notebook_form_escapes_and_marks_the_outcome(passed):
     assert soup.find(class_="il-numbers").text == "1 < 2"
     assert soup.find(class_="il-mark").text == ("✓" if passed else "✗")
     assert str(outcome) == repr(outcome) == f"{'✓' if passed else '✗'} E[x²] < 1 & <script>: 1 < 2"
+
+
+@pytest.mark.parametrize("resolution", [math.inf, 0.0, -1.0, math.nan, True, "a"])
+def test_resolution_must_be_positive_and_finite(resolution):
+    with pytest.raises(ValueError, match="resolution must be a positive and finite number"):
+        check("x", [1.0, 1.1, 0.9], 1.0, resolution=resolution)
+
+
+def test_spread_beyond_the_largest_number_is_infinite_and_no_warning():
+    assert np.isinf(mean_and_se([1e200, -1e200, 1e300])[1])

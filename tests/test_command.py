@@ -141,7 +141,7 @@ def test_seed_decides_everything(here, capsys):
         (["models_of_test:Net", "--input", "64,8", "--integers", "0"], "--integers must be positive, got 0"),
         (["models_of_test:Net", "--input", "64,8", "--dtype", "int64"], "--dtype must name a floating-point type"),
         (["models_of_test:Net", "--input", "64,8", "--device", "nowhere"], "--device 'nowhere' is not there"),
-        (["models_of_test:Net", "--input", "64,8", "--seed", "-1"], "--seed: n must not be negative"),
+        (["models_of_test:Net", "--input", "64,8", "--seed", "-1"], "--seed: the seed n must not be negative"),
         (["models_of_test:Net", "--input", "64,8", "--layers", "x"], "'x' fits no layer"),
         (["models_of_test:Net", "--input", "64,8", "--sead", "1"], "unrecognized arguments"),
     ],
@@ -168,3 +168,27 @@ def test_command_runs_as_a_module_in_the_current_folder(here):
     assert ran.returncode == 1
     assert "! Torch's default." in ran.stdout
     assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("source", ["import sys\nsys.exit(0)", "import sys\n\n\ndef net():\n    sys.exit(0)"])
+def test_a_model_that_ends_the_process_is_an_error(here, capsys, source):
+    (here / "leaves_of_test.py").write_text(source, encoding="utf-8")
+    sys.modules.pop("leaves_of_test", None)
+    assert run("leaves_of_test:net", "--input", "2,3") == 2
+    assert "SystemExit" in capsys.readouterr().err
+
+
+def test_a_model_sees_no_arguments_of_the_command_and_its_prints_are_no_result(here, capsys):
+    source = "import sys\nfrom torch import nn\n\n\ndef net():\n    print(sys.argv[1:])\n    return nn.Linear(3, 2)\n"
+    (here / "prints_of_test.py").write_text(source, encoding="utf-8")
+    arguments = list(sys.argv)
+    assert run("prints_of_test:net", "--input", "32,3", "--json") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["names"] == [""]
+    assert "[]" in shown.err
+    assert sys.argv == arguments
+
+
+def test_an_empty_size_is_refused(here, capsys):
+    assert run("models_of_test:Net", "--input", "64,,8") == 2
+    assert "--input must be positive sizes" in capsys.readouterr().err

@@ -862,3 +862,8 @@ def test_cifar10_gets_through_the_parser_of_scikit_learn_as_bytes(monkeypatch, q
     assert y.tolist() == labels.tolist()
     assert data.cifar10(samples=60).x.shape == (48, 3, 32, 32)
     data._cifar10.cache_clear()
+
+
+def test_pixels_are_an_integer():
+    with pytest.raises(TypeError, match=r"pixels must be an integer, got 14\.0"):
+        data.mnist(pixels=14.0)

@@ -278,3 +278,16 @@ def test_unknown_average_is_refused_and_the_known_ones_are_named(kind):
     with pytest.raises(ValueError, match="fan_in, fan_out, arithmetic, geometric") as caught:
         average(1, 2, kind)
     assert f"got {kind!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("m", "n"), [(-1, 2), (2, 0), (math.nan, 1), (np.array([1, -1]), 2)], ids=str)
+def test_fans_that_are_not_positive_have_no_average(m, n):
+    with pytest.raises(ValueError, match="n_in and n_out must be positive"):
+        average(m, n, "geometric")
+
+
+def test_numbers_of_numpy_describe_a_weight_too():
+    weight = torch.empty(8, 2, 3)
+    assert fans(weight, groups=np.int64(4), stride=np.int64(2)) == fans(weight, groups=4, stride=2)
+    with pytest.raises(ValueError, match="groups must be a positive divisor"):
+        fans(weight, groups=True)

@@ -1,7 +1,10 @@
 """The layers of any model in call order, what leaves them, and that looking changes nothing."""
 
+import copy
+import math
 import random
 import warnings
+from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from untouched import random_states, snapshot
 
-from initlib import check_close, constant, generator, initialize, layer_moments, nets, propagate
+from initlib import check_close, constant, generator, initialize, layer_moments, nets, probe, propagate
 from initlib.layers import KINDS, preserved, run, select, watch
 
 T = 40
@@ -494,3 +497,83 @@ def test_table_has_a_line_a_call():
     assert [line.split("  ")[0] for line in lines[2:]] == list(found.names)
     assert "<table>" in found._repr_html_()
     assert found.forward.shape == found.mean_squared.shape == found.variance.shape == (4,)
+
+
+class Changing(nn.Module):
+    """Writes wherever a forward pass can write."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        self.register_buffer("grows", torch.zeros(0))
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("gaps", torch.full((1,), math.nan).expand(5))
+        self.log, self.cache, self.seen = [1], OrderedDict(a=1), {2}
+        self.plain, self.drawn = torch.ones(2), torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        h = self.layer(x)
+        self.grows.resize_(3).fill_(1.0)
+        self.average.mul_(0.9).add_(0.1 * h.mean(0))
+        self.log.append(2)
+        self.cache["h"] = h
+        self.seen.add(4)
+        self.plain += 1
+        torch.rand(1, generator=self.drawn)
+        return h
+
+
+@pytest.mark.parametrize("measure", [layer_moments, probe])
+def test_whatever_forward_writes_into_a_module_is_put_back(measure):
+    model, x = Changing(), torch.randn(5, 3)
+    model.layer(x).sum().backward()
+    objects = [model.log, model.cache, model.seen, model.plain, model.grows]
+    gradient, state = model.layer.weight.grad, model.drawn.get_state()
+    measure(model, x)
+    now = [model.log, model.cache, model.seen, model.plain, model.grows]
+    assert all(one is other for one, other in zip(objects, now, strict=True))
+    assert (model.log, model.cache, model.seen) == ([1], OrderedDict(a=1), {2})
+    assert torch.equal(model.plain, torch.ones(2))
+    assert model.grows.shape == (0,)
+    assert torch.equal(model.average, torch.zeros(4))
+    assert model.layer.weight.grad is gradient
+    assert torch.equal(model.drawn.get_state(), state)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_buffer_is_in_no_graph_afterwards(frozen):
+    model, x = Changing(), torch.randn(5, 3)
+    model.layer.requires_grad_(not frozen)
+    head = nn.Sequential(model, nn.Linear(4, 2))
+    probe(head, x)
+    assert not model.average.requires_grad
+    with torch.no_grad():
+        model(x)
+    copy.deepcopy(model.average)
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize("wrap", [lambda x: (Pair(x, x),), lambda x: ([x, (x,)],), lambda x: (OrderedDict(first=x),)])
+def test_tensors_of_a_batch_are_copied_in_any_container(wrap):
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, pair):
+            first = pair["first"] if isinstance(pair, dict) else pair[0]
+            return self.layer(first.add_(1))
+
+    x = torch.randn(4, 3)
+    before = x.clone()
+    layer_moments(Writes(), wrap(x))
+    assert torch.equal(x, before)
+
+
+def test_a_packed_sequence_is_a_batch():
+    packed = nn.utils.rnn.pack_sequence([torch.randn(3, 2), torch.randn(2, 2)])
+    found = probe(nn.LSTM(2, 4), packed)
+    assert found.names == ("",)
+    assert found.forward[0] > 0

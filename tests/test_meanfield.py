@@ -684,3 +684,13 @@ def test_batches_refuse():
     for samples in (None, 8):
         with pytest.raises(ValueError, match="activation is constant"):
             batch_growth(lambda u: 0 * u + 2, samples)
+
+
+@pytest.mark.parametrize(("activation", "gain", "q"), [("tanh", 0.5, 4e-6 / 3), ("relu", 1.0, 2e-6)])
+def test_phase_where_small_biases_hold_the_signal(activation, gain, q):
+    """q = g² q + σ_b² for tanh, whose slope at zero is one, and g² q / 2 + σ_b² for the rectifier."""
+    assert meanfield.phase(activation, gain=gain, bias_std=1e-3).q == pytest.approx(q, rel=1e-4)
+
+
+def test_phase_where_large_biases_hold_the_signal():
+    assert meanfield.phase("tanh", gain=1.0, bias_std=400.0).q == pytest.approx(400.0**2 + 1, rel=1e-4)

@@ -409,3 +409,13 @@ def test_generator_of_another_device_is_refused_before_anything_changes():
     with pytest.raises(ValueError, match="generator must be on the device of weight"):
         initialize(model, "he_normal", generator=generator())
     assert torch.equal(model[0].weight, before)
+
+
+def test_overrides_and_generator_are_checked():
+    layer = nn.Linear(3, 2)
+    before = layer.weight.clone()
+    with pytest.raises(TypeError, match=r"overrides must map names to schemes, got \['a'\]"):
+        initialize(layer, "he_normal", overrides=["a"])
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, got 3"):
+        initialize(layer, "he_normal", generator=3)
+    assert torch.equal(layer.weight, before)

@@ -5,7 +5,7 @@ import json
 import math
 import time
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -950,3 +950,145 @@ def test_snapshot_sees_what_a_probe_could_change(mixed):
     before = snapshot(mixed)
     mixed(normal(6, 3, 4, 4))
     assert without(snapshot(mixed), "random") != without(before, "random")
+
+
+# --- models that do something of their own ----------------------------------------------------
+
+
+def test_one_sample_without_a_batch_dimension_is_looked_at_behind_any_activation():
+    for activation in ("relu", "tanh"):
+        model = drawn(nets.mlp([4, 5, 2], activation))
+        assert probe(model, normal(4)).names == ("0", "2")
+
+
+@pytest.mark.parametrize("low", [torch.zeros(6), torch.zeros(T, 6), torch.tensor(0.0), 0])
+def test_clamp_may_have_any_lower_end(low):
+    class Clamped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.last(self.first(x).clamp(min=low))
+
+    found = probe(drawn(Clamped()), normal(T, 4))
+    single = not isinstance(low, torch.Tensor) or low.ndim == 0
+    assert found.activation[0] == ("relu" if single else "")
+
+
+def test_expert_that_gets_no_sample_has_an_empty_row():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            parts = [self.experts[k](x[k::2] if k < 2 else x[:0]) for k in range(3)]
+            return self.head(torch.cat(parts))
+
+    found = probe(drawn(Experts()), normal(T, 4))
+    assert found.names == ("experts.0", "experts.1", "experts.2", "head")
+    assert np.isnan(found.forward[2])
+    assert np.isfinite(found.forward[[0, 1, 3]]).all()
+    assert "experts.2" not in str(found.findings)
+
+
+class Causal(nn.Conv1d):
+    """Pads on the left only."""
+
+    def forward(self, x):
+        return super().forward(F.pad(x, (self.dilation[0] * (self.kernel_size[0] - 1), 0)))
+
+
+class Sliced(nn.Linear):
+    """Uses as many of its inputs as there are."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight[:, : x.shape[-1]], self.bias)
+
+
+class Scaled(nn.Linear):
+    """Multiplies by a constant of its own."""
+
+    def forward(self, x):
+        return super().forward(x) / 16
+
+
+class Cropped(nn.ConvTranspose1d):
+    def forward(self, x):
+        return super().forward(x)[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "predicted"),
+    [
+        (Causal(3, 4, 5, dilation=8), (T, 3, 20), False),
+        (Causal(3, 4, 3), (T, 3, 20), False),
+        (Sliced(8, 4), (T, 6), True),
+        (Scaled(8, 4), (T, 8), False),
+        (Cropped(3, 4, 5), (T, 3, 20), False),
+        (nn.Conv1d(3, 4, 3, padding="same", dilation=2), (T, 3, 20), True),
+        (nn.Conv2d(3, 4, (3, 5), stride=(2, 1), padding=(1, 0), padding_mode="circular"), (T, 3, 9, 8), True),
+        (nn.ConvTranspose1d(3, 4, 5, stride=3, output_padding=2), (T, 3, 7), True),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_prediction_is_made_only_for_what_the_kind_of_layer_does(layer, shape, predicted):
+    found = probe(drawn(layer), normal(*shape))
+    assert np.isfinite(found.predicted[0]) == predicted
+    assert found.forward[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (lambda u: u * torch.sigmoid(u), "silu"),
+        (lambda u: torch.sigmoid(u) * u, "silu"),
+        (lambda u: 0.5 * u * (1 + torch.erf(u / math.sqrt(2))), "gelu"),
+        (lambda u: u * 0.5 * (1.0 + torch.erf(u / 2**0.5)), "gelu"),
+        (torch.sigmoid, "sigmoid"),
+        (lambda u: u[:, :3] * torch.sigmoid(u[:, 3:]), "sigmoid"),  # a gate: GLU
+    ],
+)
+def test_activations_that_are_written_out_are_known(written, expected):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.LazyLinear(2)
+
+        def forward(self, x):
+            return self.last(written(self.first(x)))
+
+    model, x = Net(), normal(T, 4)
+    model(x)
+    found = probe(drawn(model), x)
+    assert found.activation[0] == expected
+    assert np.isnan(found.saturated[0]) == (expected in ("silu", "gelu"))
+
+
+def test_what_a_model_returns_may_be_in_any_container():
+    @dataclasses.dataclass(slots=True)
+    class Out:
+        logits: torch.Tensor
+
+    class Wrapped(nn.Module):
+        def __init__(self, wrap):
+            super().__init__()
+            self.layer, self.wrap = nn.Linear(3, 2), wrap
+
+        def forward(self, x):
+            return self.wrap(self.layer(x))
+
+    for wrap in (Out, lambda u: {u}, lambda u: deque([u]), lambda u: [{"a": (u,)}]):
+        assert probe(drawn(Wrapped(wrap)), normal(T, 3)).backward[0] == pytest.approx(1, abs=0.8)
+    with pytest.raises(ValueError, match=r"no real tensor, got torch\.complex64"):
+        probe(Wrapped(lambda u: u.to(torch.complex64)), normal(T, 3))
+    with pytest.raises(ValueError, match="the seed n must not be negative"):
+        probe(Wrapped(Out), normal(T, 3), square, seed=-1)
+
+
+def test_large_weights_are_recognised():
+    model = nn.Linear(4096, 4096, bias=False)
+    initialize(model, "he_normal", generator=generator(31))
+    assert probe(model, normal(4, 4096)).scheme == ("he",)

@@ -271,3 +271,26 @@ def test_norm_of_many_entries_is_accurate():
     np.testing.assert_allclose(runtime.norm(torch.full((2, 3000), 0.1), -1), 0.1 * math.sqrt(3000), rtol=2e-6)
     half = torch.full((2, 100_000), 0.1, dtype=torch.float16)
     np.testing.assert_allclose(runtime.norm(half, -1), float(half[0, 0]) * math.sqrt(100_000), rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2**12, 2**22 + 5])
+def test_mean_square_of_many_entries_is_that_of_double_precision(size):
+    x = torch.randn(size, generator=runtime.generator(5)) * 0.02
+    assert runtime.mean_square(x) == pytest.approx(x.double().square().mean().item(), rel=3e-7)
+    assert runtime.mean_square(x.view(-1, 1).half()) == pytest.approx(
+        x.half().double().square().mean().item(), rel=3e-7
+    )
+
+
+def test_mean_square_of_nothing_is_zero():
+    assert runtime.mean_square(torch.empty(0, 3)) == 0
+
+
+def test_check_widths():
+    assert runtime.check_widths((np.int64(2), 3)) == [2, 3]
+    with pytest.raises(TypeError, match="widths must be a sequence of integers, got 5"):
+        runtime.check_widths(5)
+    with pytest.raises(TypeError, match=r"each of widths must be an integer, got 2\.0"):
+        runtime.check_widths([1, 2.0])
+    with pytest.raises(ValueError, match="at least an input and one layer"):
+        runtime.check_widths([1])

@@ -509,3 +509,9 @@ def evaluated(formula, m, n):
 def test_connections_are_those_of_fans():
     layer = nn.Conv2d(4, 8, 3, stride=2)
     assert schemes.he_normal.connections(layer) == fans(layer)
+
+
+@pytest.mark.parametrize("value", [None, "a", True])
+def test_constant_must_be_a_number(value):
+    with pytest.raises(TypeError, match="value must be a number"):
+        schemes.constant(value)

@@ -624,3 +624,44 @@ def test_random_numbers_of_numpy_play_no_part():
     x = torch.from_numpy(rng(20).standard_normal((3, 4)))
     runs = [propagate([4, 3], "he_normal", networks=2, inputs=x, seed=21).forward for _ in range(2)]
     assert (runs[0] == runs[1]).all()
+
+
+def test_chunks_count_the_signals_too(monkeypatch):
+    monkeypatch.setattr(signal, "CHUNK_BYTES", 10 * 4 * (3 * 4 * 4 + 50 * 4 * 4))  # ten networks
+    counts = []
+    observe = {"count": lambda u: (counts.append(len(u)), u[:, 0, 0])[1]}
+    propagate([4] * 4, "he_normal", networks=25, samples=50, observe=observe, sampler="explicit")
+    assert set(counts) == {10, 5}
+
+
+@pytest.mark.parametrize("sampler", ["explicit", "weight_free"])
+def test_activation_with_parameters_takes_the_type_of_the_computation_and_stays_as_it_is(sampler):
+    class Counting(nn.PReLU):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x)
+
+    activation = Counting()
+    options = {"networks": 4, "samples": 3, "sampler": sampler, "seed": 17}
+    one = propagate([8, 8, 8], "he_normal", activation, dtype=torch.float64, **options)
+    two = propagate([8, 8, 8], "he_normal", lambda u: torch.where(u > 0, u, u / 4), dtype=torch.float64, **options)
+    np.testing.assert_allclose(one.backward, two.backward, rtol=1e-12)
+    assert activation.calls == 0
+    assert activation.weight.dtype == torch.float32
+
+
+def test_moments_of_half_precision_signals_are_not_rounded_again():
+    kept = []
+    observe = {"u": lambda u: (kept.append(u.double()), u[:, 0, 0])[1]}
+    options = {"networks": 3, "samples": 32, "observe": observe, "dtype": torch.bfloat16}
+    trace = propagate([64] * 6, "he_normal", "relu", **options)
+    for l, u in enumerate(kept, 1):
+        np.testing.assert_allclose(trace.forward[:, l], u.square().mean((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("residual", ["a", True])
+def test_residual_must_be_a_number(residual):
+    with pytest.raises(TypeError, match="residual must be a finite number or None"):
+        propagate([3, 3], "he_normal", networks=2, samples=2, residual=residual)

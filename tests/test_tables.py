@@ -42,3 +42,8 @@ def test_table_without_rows_still_shows_its_headers():
 def test_table_cannot_be_changed(table):
     with pytest.raises(dataclasses.FrozenInstanceError):
         table.rows = []
+
+
+def test_text_that_looks_like_a_number_stays_as_it_is():
+    shown = str(Table(("layer", "value"), [("0.1", 1.0), ("0.10", 2.0)]))
+    assert [line.split() for line in shown.splitlines()[2:]] == [["0.1", "1"], ["0.10", "2"]]

@@ -1,6 +1,7 @@
 """Many members at once: each trained as a plain loop of torch would, alone, and what is refused."""
 
 import copy
+import dataclasses
 import importlib
 import math
 import sys
@@ -795,3 +796,33 @@ def test_smallest_run_there_is():
     assert found.loss.shape == (1, 1, 1, 1)
     np.testing.assert_allclose(found.loss, 0, atol=1e-7)
     assert found.test_accuracy.tolist() == [[[[1.0]]]]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, ValueError, "learning rate 1 and no weight decay"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, 1.0, weight_decay=0.1)}, ValueError, "and no weight decay"),
+        ({"optimizer": lambda p: None}, TypeError, "must return a torch.optim.Optimizer, got None"),
+        ({"loss": lambda o, y: F.cross_entropy(o, y, reduction="none")}, ValueError, r"loss must return one number"),
+        ({"record": [1, "b"]}, TypeError, "record must be an integer or a sequence of integers"),
+        ({"record": [[1, 2]]}, TypeError, "record must be an integer or a sequence of integers"),
+        ({"dataset": dataclasses.replace(CLASSES, x=CLASSES.x.double())}, TypeError, r"dataset.x must be float32"),
+        ({"dataset": dataclasses.replace(CLASSES, y=CLASSES.y[1:])}, ValueError, r"dataset.x must have a target"),
+        (
+            {"dataset": dataclasses.replace(CLASSES, x_test=CLASSES.x[:0], y_test=CLASSES.y[:0])},
+            ValueError,
+            r"dataset.x_test must have a target",
+        ),
+    ],
+)
+def test_what_would_give_wrong_numbers_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        run(**options)
+
+
+def test_groups_of_an_optimizer_have_rates_relative_to_the_arm_s():
+    def groups(tensors):
+        return torch.optim.SGD([{"params": tensors[:1], "lr": 2.0}, {"params": tensors[1:], "lr": 0.5}], lr=1.0)
+
+    assert np.isfinite(run(optimizer=groups).loss).all()

@@ -214,6 +214,23 @@ def language(n):
     return model
 
 
+class Listed(nn.Module):
+    """Hidden layers in a Python list, where nobody finds them."""
+
+    def __init__(self, n):
+        super().__init__()
+        g = generator(n)
+        self.hidden, self.head = [nn.Linear(64, 64) for _ in range(4)], nn.Linear(64, 10)
+        for layer in self.hidden:
+            initialize(layer, "he_normal", generator=g)
+        initialize(self, "lecun_normal", generator=g)
+
+    def forward(self, x):
+        for layer in self.hidden:
+            x = layer(x).relu()
+        return self.head(x)
+
+
 def spectral(n, how):
     model = drawn(nets.mlp([64, 128, 128, CLASSES]), "he_normal", n)
     for layer in linears(model):
@@ -465,6 +482,7 @@ BROKEN = {
     "equal units/sigmoid": lambda n: (
         drawn(nets.mlp([64] * 4 + [10], "sigmoid"), "zeros"), normal(64, 64, n=n), cross_entropy(CLASSES, n)
     ),
+    "not registered/list": lambda n: (Listed(n), normal(64, 64, n=n), None),
     "half precision/overflow": lambda n: (
         with_std(nets.mlp([128] * 6 + [10]), 0.6, n).half(), normal(64, 128, n=n).half(), None
     ),
