@@ -22,7 +22,7 @@ from initlib import runtime
 logger = sphinx_logging.getLogger(__name__)
 
 CACHE_PREFIX = ".jupyter_cache-"
-PINS = ("requirements.txt", "pyproject.toml")
+PINS = ("requirements.txt", "pyproject.toml", "benchmarks/results.json")
 SETTINGS = ("INITLIB_SEED", "INITLIB_DEVICE", "INITLIB_DATA")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

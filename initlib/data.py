@@ -109,8 +109,7 @@ def mnist(*, pixels: int = 28, seed: int = 0) -> Dataset:
     -----
     Source: :cite:p:`lecun1998gradient`. Introduced in chapter 05.
     """
-    check_count("pixels", pixels)
-    if pixels not in (28, 14, 7):
+    if isinstance(pixels, float) or pixels not in (28, 14, 7):
         raise ValueError(f"pixels must be 28, 14 or 7, got {pixels!r}")
     x, y = _mnist()
     if pixels < 28:

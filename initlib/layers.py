@@ -173,9 +173,9 @@ def layer_moments(model: nn.Module, batch: Batch, *, layers: str | Sequence[str]
     >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(inplace=True))
     >>> _ = nn.init.constant_(model[0].weight, 2.0)
     >>> print(layer_moments(model, torch.tensor([[-1.0], [2.0]])))
-      layer    second moment    squared sample mean    sample variance
+    layer      second moment    squared sample mean    sample variance
     -------  ---------------  ---------------------  -----------------
-          0               10                      1                  9
+    0                     10                      1                  9
     """
     found = {}
 

@@ -237,7 +237,7 @@ def check_widths(widths: Sequence[int]) -> list[int]:
     except TypeError:
         raise TypeError(f"widths must be a sequence of integers, got {widths!r}") from None
     if len(widths) < 2:
-        raise ValueError(f"widths must name at least an input and one layer, got {widths}")
+        raise ValueError(f"widths must name at least inputs and outputs, got {widths}")
     for width in widths:
         check_count("each of widths", width)
     return [int(width) for width in widths]

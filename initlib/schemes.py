@@ -462,9 +462,11 @@ def get(scheme: str | Initializer) -> Initializer:
 
 _FORMULAS = {
     "fan_in": "{g} / m",
+    "fan_out": "{g} / n",
     "arithmetic": "{two_g} / (m + n)",
     "geometric": "{g} / √(mn)",
     "contraharmonic": "{g} · (m + n) / (m² + n²)",
+    "harmonic": "{g} · (m + n) / (2mn)",
 }
 
 

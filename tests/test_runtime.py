@@ -292,5 +292,5 @@ def test_check_widths():
         runtime.check_widths(5)
     with pytest.raises(TypeError, match=r"each of widths must be an integer, got 2\.0"):
         runtime.check_widths([1, 2.0])
-    with pytest.raises(ValueError, match="at least an input and one layer"):
+    with pytest.raises(ValueError, match="at least inputs and outputs"):
         runtime.check_widths([1])
