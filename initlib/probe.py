@@ -346,7 +346,7 @@ class _Measurement:
             x = x.detach()
             row.entering = mean_square(x)
             if weight is not None and not row.closed:
-                row.predicted = _reach(layer, weight, x, u)  # for weights of variance 1, so far
+                row.predicted = _reach(layer, weight, x, u, row.entering)  # for weights of variance 1, so far
             if not self.rows:
                 _, spread = call._replace(output=x).moments()
                 self.alike = spread.mean().item() / row.entering if row.entering else math.nan
@@ -466,13 +466,13 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
         return np.where(below > 0, above / below, np.nan)
 
 
-def _reach(layer: nn.Module, weight: Tensor, x: Tensor, u: Tensor) -> float:
+def _reach(layer: nn.Module, weight: Tensor, x: Tensor, u: Tensor, entering: float) -> float:
     """Sum of the squares of the inputs that reach one output, averaged over the outputs and the batch.
 
     NaN if the layer does something else than its kind: a subclass may pad, crop or slice.
     """
     if isinstance(layer, nn.Linear):
-        return x.shape[-1] * mean_square(x) if x.shape[-1] == weight.shape[1] else math.nan
+        return x.shape[-1] * entering if x.shape[-1] == weight.shape[1] else math.nan
     d = len(layer.kernel_size)
     if x.shape[-1 - d] != layer.in_channels:
         return math.nan
