@@ -29,7 +29,7 @@ from initlib import activations, runtime, schemes
 from initlib.activations import Activation
 from initlib.checks import mean_and_se
 from initlib.fans import Fans
-from initlib.runtime import check_count, check_positive, check_widths, norm
+from initlib.runtime import check_count, check_positive, check_widths, double, norm
 from initlib.schemes import Initializer, Scheme
 from initlib.weight_free import WeightFree
 
@@ -443,7 +443,7 @@ def _square(x: Tensor) -> Tensor:
 
 def _sample_moments(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Second moment, squared sample mean and sample variance, averaged over units."""
-    u = u.float() if u.dtype in (torch.float16, torch.bfloat16) else u
+    u = double(u) if u.dtype in (torch.float16, torch.bfloat16) else u
     mean = u.mean(1, keepdim=True)
     rest = norm(u - mean, (1, 2)).square() / u[0].numel()
     mean_squared = norm(mean, (1, 2)).square() / u.shape[-1]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import torch
@@ -568,7 +569,7 @@ def _check_records(record: int | Sequence[int], steps: int) -> list[int]:
     if np.ndim(record) == 0:
         check_count("record", record)
         return sorted({round(steps * (k + 1) / record) for k in range(record)} - {0})
-    if np.ndim(record) != 1 or any(isinstance(k, bool) or not isinstance(k, (int, np.integer)) for k in record):
+    if np.ndim(record) != 1 or any(isinstance(k, bool) or not isinstance(k, Real) for k in record):
         raise TypeError(f"record must be an integer or a sequence of integers, got {record!r}")
     records = sorted(record)
     if not records or len(set(records)) < len(records) or not set(records) <= set(range(steps + 1)):
