@@ -34,6 +34,9 @@ SATURATED = {
     "hardtanh": 1.0,
 }
 
+#: What an activation is part of where a tensor is multiplied by its own, or by one plus its own.
+WRITTEN_OUT = {"sigmoid": "silu", "erf": "gelu"}
+
 _SMOOTH = ("leaky_relu", "rrelu", "prelu", "elu", "celu", "selu", "gelu", "silu", "mish", "softplus", "logsigmoid")
 _OTHER = ("hardswish", "softshrink", "hardshrink", "tanhshrink", "sin", "cos")
 
@@ -48,7 +51,6 @@ _KEEP = frozenset([*_COPIES, *_DROPOUT, *_POOLS, "interpolate", "neg"])
 _SCALE = frozenset(["add", "radd", "sub", "mul", "rmul", "div", "truediv"])
 _RESHAPE = frozenset(["reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"])
 _MOVE = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"])
-_GATES = {"sigmoid": "silu", "erf": "gelu"}
 _TURNS = tuple(getattr(Tensor, name).__get__ for name in ("T", "H", "mT", "mH"))  # attributes, and moves all the same
 _PART = frozenset(["chunk", "split", "unbind", "tensor_split", "getitem", "narrow"])
 _LAYERS = frozenset(["linear", *(f"{kind}{d}d" for kind in ("conv", "conv_transpose") for d in (1, 2, 3))])
@@ -190,7 +192,7 @@ class Follow(TorchFunctionMode):
 
     def _gate(self, name: str, args: tuple, tensor: Tensor | None, path: Path | None, result) -> None:
         """Tell of SiLU and GELU that are written out: a tensor times its own sigmoid, or its own 1 + erf."""
-        if path is not None and path.unit is not None and name in _GATES:
+        if path is not None and path.unit is not None and name in WRITTEN_OUT:
             self._gates[result] = (path.source, name)
             return
         gates = [(each, self._gates[each]) for each in args[:2] if isinstance(each, Tensor) and each in self._gates]
@@ -201,7 +203,7 @@ class Follow(TorchFunctionMode):
             if all(each is gate or isinstance(each, int | float) for each in args):
                 self._gates[result] = (source, kind)
         elif path.source is source and path.unit is not None and name in ("mul", "rmul"):
-            self.seen(path, _GATES[kind], tensor)
+            self.seen(path, WRITTEN_OUT[kind], tensor)
 
     def _pass_on(self, name, path, tensor, result, function, args, kwargs) -> None:
         if name in _NORMS:

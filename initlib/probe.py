@@ -22,15 +22,12 @@ from torch.nn import functional as F
 from initlib import drawn, figures, runtime, schemes
 from initlib.fans import SUPPORTED, Fans, fans
 from initlib.findings import Facts, Finding, Row, judge, name_schemes
-from initlib.follow import RECTIFIERS, SATURATED, Follow, Path
+from initlib.follow import RECTIFIERS, SATURATED, WRITTEN_OUT, Follow, Path
 from initlib.layers import CLOSED, KINDS, Batch, Call, run, select, watch
 from initlib.runtime import double, mean_square
 from initlib.tables import Table
 
 _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
-# Activations as they are seen first, and what they turn out to be part of.
-_WRITTEN_OUT = {("sigmoid", "silu"), ("erf", "gelu")}
-
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
@@ -379,7 +376,7 @@ class _Measurement:
 
     def _activation(self, path: Path, name: str, u: Tensor) -> None:
         row = path.source
-        written_out = (row.activation, name) in _WRITTEN_OUT
+        written_out = WRITTEN_OUT.get(row.activation) == name
         if (row.activation and not written_out) or not u.numel():
             return
         row.activation = name
